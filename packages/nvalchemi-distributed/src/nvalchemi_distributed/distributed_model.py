@@ -1,0 +1,42 @@
+"""One forward on a decomposed batch, without an integrator."""
+
+from __future__ import annotations
+
+from nvalchemi_distributed._typing import ModelOutputs
+from nvalchemi_distributed.domain.reduce import Reducer
+from nvalchemi_distributed.domain.transport import Transport
+from nvalchemi_distributed.errors import ModelError
+from nvalchemi_distributed.models.base import BaseModelMixin
+from nvalchemi_distributed.sharded_batch import ShardedBatch
+from nvalchemi_distributed.spec import MLIPSpec
+from nvalchemi_distributed.strategies.halo import HaloStrategy
+
+
+class DistributedModel:
+    """A single-process wrapper, its spec and the strategy: ``model(sharded_batch) -> ModelOutputs``.
+
+    Args:
+        model: the wrapper.
+        transport: the mesh.
+        reducer: sums over the mesh.
+        spec: how the model behaves; its own ``distribution_spec`` when left out.
+
+    Raises:
+        ModelError: a model without a spec.
+    """
+
+    def __init__(
+        self, model: BaseModelMixin, transport: Transport, reducer: Reducer, spec: MLIPSpec | None = None
+    ) -> None:
+        spec = model.distribution_spec if spec is None else spec
+        if spec is None:
+            raise ModelError(
+                f"{type(model).__name__} has no distribution_spec, so nothing says how it behaves under decomposition; "
+                "declare one (a preset such as SPEC_LJ_HALO, or an MLIPSpec)"
+            )
+        self.model, self.spec = model, spec
+        self._strategy = HaloStrategy(model, spec, transport, reducer)
+
+    def __call__(self, batch: ShardedBatch, *, step: int = 0) -> ModelOutputs:
+        """Per-atom outputs for owned atoms, per-system outputs for the whole system on every rank. Collective."""
+        return self._strategy.run_forward(batch, step)

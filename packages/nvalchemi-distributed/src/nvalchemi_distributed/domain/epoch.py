@@ -1,0 +1,93 @@
+"""Epochs: between two rebuilds ownership, ghosts, routing and neighbour list are frozen.
+
+A list built at cutoff + skin stays complete while ``2 max|u| + |h₀⁻¹ h − 1|₂ (cutoff + skin) ≤ skin`` with the
+non-affine
+displacement ``u = x − x₀ h₀⁻¹ h``. All ranks vote on it with one reduction, so that all take the same branch.
+Letters: N owned atoms, G ghosts, S systems.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nvalchemi_distributed.domain.geometry import Boxes
+from nvalchemi_distributed.domain.plan import HaloPlan
+from nvalchemi_distributed.domain.reduce import Reducer
+from nvalchemi_distributed.neighbors.cells import complete_cell
+from nvalchemi_distributed.neighbors.neighbor_list import NeighborList
+from nvalchemi_distributed.neighbors.row_matrix import RowMatrix
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is frozen.
+
+    Attributes:
+        boxes: which part of space each rank owns.
+        plan: routing of ghost rows.
+        reference: (N, 3) owned positions when the list was built.
+        reference_cell: (S, 3, 3) completed cells then.
+        static: per-atom fields of the N + G padded rows that do not change within an epoch.
+        batch_idx: (N + G,) system of each padded row.
+        neighbors: the list over padded rows with owned receivers.
+        cutoff, skin: Å; the list was built at their sum.
+        number: how many rebuilds came before.
+    """
+
+    boxes: Boxes
+    plan: HaloPlan
+    reference: Tensor
+    reference_cell: Tensor
+    static: dict[str, Tensor]
+    batch_idx: Tensor
+    neighbors: NeighborList | RowMatrix | None
+    cutoff: float
+    skin: float
+    number: int
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What the ranks agreed on: whether to rebuild, and whether any position is not finite."""
+
+    rebuild: bool
+    non_finite: bool
+
+
+def cast_vote(epoch: Epoch, positions: Tensor, cell: Tensor, pbc: Tensor, reducer: Reducer) -> Vote:
+    """One MAX reduction of the largest displacement per system and of a flag.
+
+    Args:
+        epoch: the current epoch.
+        positions: (N, 3) owned positions now.
+        cell: (S, 3, 3) cells now.
+        pbc: (S, 3).
+        reducer: maximum over the mesh.
+    """
+    n_systems = cell.shape[0]
+    now = complete_cell(cell, pbc)
+    changed = not torch.equal(now, epoch.reference_cell)
+    reference = epoch.reference
+    drift = torch.zeros(n_systems, dtype=torch.float64)
+    if changed:
+        strain = torch.linalg.solve(epoch.reference_cell, now)
+        eye = torch.eye(3, dtype=torch.float64, device=strain.device)
+        drift = torch.linalg.matrix_norm(strain - eye, ord=2).cpu()
+        idx = epoch.batch_idx[: reference.shape[0]]
+        reference = torch.bmm(reference.to(torch.float64).unsqueeze(1), strain[idx]).squeeze(1)
+    ballot = torch.zeros(n_systems + 1, dtype=torch.float64)
+    if positions.shape[0]:
+        square = (positions.detach() - reference).square().sum(-1).to(torch.float64)
+        if n_systems == 1:
+            largest = square.max().reshape(1)
+        else:
+            largest = square.new_zeros(n_systems).scatter_reduce(0, epoch.batch_idx[: square.shape[0]], square, "amax")
+        # NaN loses every comparison inside a MAX; it is turned into the flag first.
+        ballot[-1] = 0.0 if bool(torch.isfinite(square.sum())) else 1.0
+        ballot[:-1] = largest.cpu().nan_to_num(nan=0.0, posinf=0.0).sqrt()
+    result = reducer.max(ballot, "vote")
+    measure = 2 * result[:-1] + drift * (epoch.cutoff + epoch.skin)
+    return Vote(bool((measure > epoch.skin).any()), bool(result[-1] > 0))

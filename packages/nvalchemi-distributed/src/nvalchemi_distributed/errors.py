@@ -1,0 +1,39 @@
+"""The errors this package raises. Each message names the number that is wrong and the remedy."""
+
+from __future__ import annotations
+
+
+class DistributedSimulationError(Exception):
+    """Base of every error raised here."""
+
+
+class ConfigError(DistributedSimulationError, ValueError):
+    """A configuration that cannot work: refused before the first step."""
+
+
+class InputError(DistributedSimulationError, ValueError):
+    """A batch that cannot be simulated: bad positions, cell, masses, dtype or fields."""
+
+
+class NotPartitionedError(DistributedSimulationError, RuntimeError):
+    """``step``, ``run``, ``gather`` or ``save`` was called before ``partition``."""
+
+
+class LostAtomsError(DistributedSimulationError, RuntimeError):
+    """Atoms are missing or doubled after a migration."""
+
+
+class NonFiniteError(DistributedSimulationError, FloatingPointError):
+    """A model returned NaN or infinite energy, forces or virial, or positions became so."""
+
+
+class ModelError(DistributedSimulationError, TypeError):
+    """A model that does not declare what the framework needs, or whose output has the wrong kind or shape."""
+
+
+class SinkFullError(DistributedSimulationError, RuntimeError):
+    """A sink of fixed capacity is full."""
+
+
+class TransportError(DistributedSimulationError, RuntimeError):
+    """Rows that were announced did not arrive, or ranks disagree about an exchange."""

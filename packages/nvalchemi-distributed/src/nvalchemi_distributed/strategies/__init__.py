@@ -1,0 +1,1 @@
+"""How a forward runs on one rank's rows."""
