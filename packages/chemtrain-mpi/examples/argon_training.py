@@ -65,7 +65,7 @@ class Plan:
 
 
 FULL = Plan(cells=4, steps=(32.0, 3.2, 0.4), final_runs=3, epochs=30, states=None)
-SMALL = Plan(cells=3, steps=(8.0, 1.6, 0.2), final_runs=2, epochs=16, states=(1, 4, 6, 7))
+SMALL = Plan(cells=3, steps=(24.0, 1.6, 0.4), final_runs=2, epochs=16, states=(1, 4, 6, 7))
 
 
 @dataclass(frozen=True)
