@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "checkpoint_io.py"
 
 

@@ -160,6 +160,7 @@ def test_bad_keys(tmp_path, key):
         save_checkpoint(tmp_path / "x", {key: np.ones(1)}, kind="test", step=0)
 
 
+@pytest.mark.once
 def test_limits_are_kept_when_writing(tmp_path, monkeypatch):
     def save(arrays, **options):
         save_checkpoint(tmp_path / "x", arrays, kind="test", step=0, **options)
@@ -184,6 +185,7 @@ def test_limits_are_kept_when_writing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.once
 def test_as_many_arrays_as_are_allowed(tmp_path):
     arrays = {f"k/{number}": number for number in range(20_000)}
     path = save_checkpoint(tmp_path / "x", arrays, kind="test", step=0).wait()

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from distmd_protocol import CheckpointError, latest, load_checkpoint, read_manifest, save_checkpoint
 
+pytestmark = pytest.mark.once
+
 SHARD = "shard-00000-of-00001.safetensors"
 
 

@@ -11,6 +11,8 @@ import pytest
 from distmd_protocol import latest, list_checkpoints, load_checkpoint, save_checkpoint
 from distmd_protocol.testkit import run_ranks
 
+pytestmark = pytest.mark.once
+
 MOMENTS = {False: 20, True: 8}
 """Kills of a rank that writes its shard, and of the only writing rank."""
 

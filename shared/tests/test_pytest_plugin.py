@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def suite(tmp_path):

@@ -22,6 +22,10 @@ class UnitsError(ProtocolError):
     """An unknown unit, or a conversion that has no meaning."""
 
 
+class AliasClashError(ProtocolError):
+    """A module name that was to stand for ours belongs to a package that is installed or imported."""
+
+
 class PrecisionWarning(UserWarning):
     """Reduced arithmetic precision is in force, or differs from the one under which a state was written."""
 

@@ -19,6 +19,7 @@ MARKERS = {
     "mpi": "needs MPI processes (skipped with the reason where they cannot be started)",
     "gloo": "needs gloo processes (skipped with the reason where they cannot be started)",
     "slow": "takes minutes; runs with --slow",
+    "once": "long, and shorter tests run the same code; not repeated in further environments",
     "gpu": "needs an NVIDIA GPU (skipped where there is none)",
     "bench": "measures; asserts no times",
 }
