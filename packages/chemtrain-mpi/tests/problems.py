@@ -12,6 +12,7 @@ import optax
 from jax_md import partition, simulate, space
 
 from chemtrain_mpi import DifftreParallel, process_printouts
+from chemtrain_mpi.constant_pressure import npt_nose_hoover
 from chemtrain_mpi.observables import average
 from chemtrain_mpi.potentials import PairTerms, pair_energy_template
 from chemtrain_mpi.quantities import pair_pressure, potential_energy
@@ -73,7 +74,7 @@ def constant_pressure(points: int = 2, box: Any = 4.0, **overrides: Any) -> dict
     base = {
         # One capacity does for all, so that nothing is compiled again.
         "overflow_capacity_multiplier": 3.0,
-        "simulator_template": partial(simulate.npt_nose_hoover, shift_fn=shift, dt=0.002, pressure=1.0, kT=1.0),
+        "simulator_template": partial(npt_nose_hoover, shift_fn=shift, dt=0.002, pressure=1.0, kT=1.0),
         "timings": process_printouts(0.002, 0.12, 0.04, 0.04),
         "state_kwargs": {
             "kT": jnp.linspace(1.0, 1.6, points),

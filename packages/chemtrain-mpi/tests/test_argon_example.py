@@ -11,6 +11,8 @@ import pytest
 from chemtrain_mpi.potentials import load
 from distmd_protocol import Units, latest
 
+pytestmark = pytest.mark.once
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "argon_training.py"
 TABLE = Path(__file__).parents[3] / "tools" / "data" / "argon_reference.csv"
 

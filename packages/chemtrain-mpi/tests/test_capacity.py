@@ -67,3 +67,28 @@ def test_overflow_of_the_cells_is_flagged_as_well():
     assert not bool(made.did_buffer_overflow)
     crowded = jax.jit(lambda n, p: n.update(p))(made, apart * 0.05 + 0.2)
     assert bool(crowded.error.code & partition.PEC.CELL_LIST_OVERFLOW)
+
+
+@pytest.mark.parametrize("fractional", [False, True])
+@pytest.mark.parametrize("cells", [False, True])
+def test_folding_positions_into_the_box_does_not_change_the_list(fractional, cells):
+    """A long thin box, and atoms that lie just outside its edges in float32 (jax-md issue 322)."""
+    edges, cutoff, skin = np.array([2892.0, 36.15, 36.15]), 4.0, 0.5
+    unfolded = np.array([[-1e-5, 1, 1], [1, 1, 1], [2891, 1, 2], [3, -1e-5, 36.1]])
+    folded = np.mod(unfolded, edges)
+    box = jnp.float32(edges)
+    displacement = (space.periodic_general(box, fractional_coordinates=True) if fractional else space.periodic(box))[0]
+    made = partition.neighbor_list(
+        displacement, box, cutoff, skin, fractional_coordinates=fractional, disable_cell_list=not cells
+    )
+    separation = unfolded[:, None] - unfolded
+    distance = np.linalg.norm(separation - edges * np.round(separation / edges), axis=-1)
+    wanted = {(i, j) for i, j in zip(*np.nonzero(distance < cutoff + skin), strict=True) if i != j}
+    assert 0 < len(wanted) < 12
+    for positions in (unfolded, folded):
+        lists = NeighborLists(made, 1.25)
+        start = jnp.float32(positions / edges if fractional else positions)
+        neighbors = lists.allocate(start, lists.first(start))
+        assert not bool(neighbors.did_buffer_overflow)
+        idx = np.asarray(neighbors.idx)
+        assert {(i, int(j)) for i in range(4) for j in idx[i] if j < 4} == wanted

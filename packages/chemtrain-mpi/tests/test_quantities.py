@@ -8,7 +8,7 @@ import pytest
 
 from chemtrain_mpi import quantities
 from chemtrain_mpi.errors import ArgumentError
-from chemtrain_mpi.potentials import PairTerms, pair_energy_template, tail_pressure
+from chemtrain_mpi.potentials import PairTerms, pair_energy_template, tail_energy, tail_pressure
 from distmd_protocol.testkit import TOL
 
 PARAMS = {"epsilon": jnp.asarray(1.0), "sigma": jnp.asarray(1.0)}
@@ -19,7 +19,9 @@ def snapshot(seed=0):
     position = jnp.asarray(problems.lattice(jitter=0.2, seed=seed))
     momentum = jax.random.normal(jax.random.PRNGKey(seed), position.shape, position.dtype)
     neighbor = problems.neighbor_fn().allocate(position, box=jnp.asarray(4.0))
-    return SimpleNamespace(position=position, momentum=momentum, mass=jnp.ones((27, 1))), neighbor
+    # Masses other than one: with them alone a formula without the mass would pass.
+    mass = 1.0 + jnp.arange(27)[:, None] % 3
+    return SimpleNamespace(position=position, momentum=momentum, mass=mass), neighbor
 
 
 @pytest.mark.usefixtures("x64")
@@ -43,7 +45,7 @@ def test_kinetic_part_from_momenta_and_the_tail():
     call = {"neighbor": neighbor, "energy_params": PARAMS, "kT": 1.3, "box": jnp.asarray(4.0)}
     bare = float(quantities.pair_pressure(TERMS, tail=False)(state, **call))
     moving = float(quantities.pair_pressure(TERMS, tail=False, kinetic="momenta")(state, **call))
-    assert moving - bare == pytest.approx((float(jnp.sum(state.momentum**2)) / 3 - 27 * 1.3) / 64.0)
+    assert moving - bare == pytest.approx((float(jnp.sum(state.momentum**2 / state.mass)) / 3 - 27 * 1.3) / 64.0)
     tailed = float(quantities.pair_pressure(TERMS)(state, **call))
     assert tailed - bare == pytest.approx(float(tail_pressure(TERMS, PARAMS, 27 / 64.0)), rel=1e-10)
     with pytest.raises(ArgumentError, match="'target' or 'momenta'"):
@@ -58,10 +60,20 @@ def test_energies_density_and_volume():
     total = float(quantities.potential_energy(template)(state, **call))
     each = float(quantities.pair_energy_per_particle(TERMS, template, tail=False)(state, **call))
     assert each == pytest.approx(total / 27)
+    tailed = float(quantities.pair_energy_per_particle(TERMS, template)(state, **call))
+    assert tailed - each == pytest.approx(float(tail_energy(TERMS, PARAMS, 27 / 64)), rel=1e-10)
+    # ε = σ = 1 and one cutoff: 8π/3 ρ (r⁻⁹/3 − r⁻³), so a pair beyond the cutoff attracts.
+    by_hand = 8 * np.pi / 3 * 27 / 64 * (problems.CUTOFF**-9 / 3 - problems.CUTOFF**-3)
+    assert tailed - each == pytest.approx(by_hand, rel=1e-6)
     assert float(quantities.density()(state, **call)) == pytest.approx(27 / 64)
     assert float(quantities.volume()(state, box=jnp.diag(jnp.array([2.0, 3.0, 4.0])))) == pytest.approx(24.0)
     with pytest.raises(ArgumentError, match="needs the box"):
         quantities.density()(state)
+
+
+def test_velocities_are_momenta_over_masses():
+    state, _ = snapshot()
+    np.testing.assert_allclose(quantities.velocity()(state) * state.mass, state.momentum, rtol=1e-6)
 
 
 def test_rdf_of_an_ideal_gas_is_one():

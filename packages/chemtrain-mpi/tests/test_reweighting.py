@@ -65,6 +65,12 @@ def test_effective_samples_lie_between_one_and_all():
     assert float(reweighting.effective_samples(two)) == pytest.approx(2.0, rel=1e-6)
 
 
+def test_effective_samples_of_unequal_weights_are_the_exponential_of_their_entropy():
+    # ½, ¼, ¼: −Σ w ln w = 1.5 ln 2. Kish's 1/Σw² gives 2.67, and tells the two apart only where weights differ.
+    x = jnp.log(jnp.array([2.0, 1.0, 1.0]))
+    assert float(reweighting.effective_samples(x)) == pytest.approx(2.0**1.5, rel=1e-5)
+
+
 @pytest.mark.usefixtures("x64")
 def test_gradient_flows_through_the_weights():
     # d<a>/dθ = −β Cov(a, dU/dθ).

@@ -13,6 +13,7 @@ import numpy as np
 from jax_md import dataclasses as jax_md_dataclasses
 from jax_md import partition
 
+from chemtrain_mpi import moving_box
 from chemtrain_mpi.errors import ArgumentError
 
 _FIRST_RUNG = 8
@@ -62,6 +63,10 @@ class NeighborLists:
         self._multiplier = multiplier
         # jax-md makes a new cell-list function at every allocation; a new static object would be a new program.
         self._cell_fns: dict[float, Callable[..., Any]] = {}
+
+    def reach(self) -> tuple[float, float]:
+        """Cutoff and skin."""
+        return moving_box.reach(self._fn)
 
     def first(self, position: jax.Array, **box: Any) -> Capacity:
         """Capacity for a state point that starts at ``position`` ``(N, 3)``: the first rung with some room."""

@@ -67,3 +67,13 @@ def effective_samples(exponent: jax.Array) -> jax.Array:
     """Effective sample size ``exp(−Σ w ln w)``, between 1 and ``T``; NaN if any exponent is not finite."""
     log_w = log_weights(exponent)
     return jnp.exp(-jnp.sum(jnp.exp(log_w) * log_w))
+
+
+def log_mean_exp(exponent: jax.Array) -> jax.Array:
+    """``ln (1/T Σ exp x_i)``: logarithm of the ratio of the wanted partition function to the sampled one.
+
+    Exponential averaging, in one direction: Zwanzig, J. Chem. Phys. 22, 1420 (1954), eq. 16. NaN if any exponent is
+    not finite.
+    """
+    poisoned = jnp.where(jnp.all(jnp.isfinite(exponent)), 0.0, jnp.nan)
+    return jax.nn.logsumexp(exponent) - jnp.log(exponent.shape[0]).astype(exponent.dtype) + poisoned

@@ -60,6 +60,21 @@ def test_tabulated_pair_goes_out_and_in(tmp_path):
     np.testing.assert_array_equal(load(tmp_path / "p").potential.parameters["energy"], np.cos(knots)[None, None])
 
 
+def test_a_float32_table_that_ends_at_the_cutoff_goes_out_and_one_that_ends_before_it_does_not(tmp_path):
+    terms, rest = PairTerms("tabulated_pair", 0.9), {"species": ("W",), "masses": (18.0,), "units": NM}
+    knots = np.linspace(0.3, 0.9, 12, dtype=np.float32)
+    for last in (knots[-1], np.nextafter(knots[-1], np.float32(0))):
+        assert float(last) < 0.9
+        params = {"r": jnp.asarray([*knots[:-1], last]), "energy": jnp.cos(knots)}
+        export_potential(tmp_path / "p", terms, params, tail_correction=False, **rest)
+        written = load(tmp_path / "p").potential.parameters["r"]
+        assert written[-1] == 0.9
+        np.testing.assert_array_equal(written[:-1], knots[:-1])
+    knots[-1] *= 1 - 1e-6
+    with pytest.raises(ProtocolError, match="beyond the last knot"):
+        export_potential(tmp_path / "q", terms, {"r": knots, "energy": np.cos(knots)}, tail_correction=False, **rest)
+
+
 def test_senseless_artefacts_are_refused(tmp_path):
     with pytest.raises(ProtocolError):
         export_potential(

@@ -10,6 +10,8 @@ from chemtrain_mpi.potentials import evaluate
 from distmd_protocol import Potential, Units
 from distmd_protocol.testkit import TOL
 
+pytestmark = pytest.mark.once
+
 VECTORS = Path(__file__).parents[4] / "shared" / "tests" / "vectors" / "potentials"
 FAMILIES = ("lennard_jones", "mie", "morse", "tabulated_pair")
 

@@ -49,6 +49,8 @@ def test_gradient_by_the_table_is_that_of_differences():
 
 def test_a_cutoff_at_the_last_knot_is_fine_in_float32():
     spline.check_knots(np.array([0.3, 0.6, 0.9], np.float32), 0.9)
+    with pytest.raises(ArgumentError, match="beyond the last knot"):
+        spline.check_knots(np.array([0.3, 0.6, 0.9 * (1 - 5e-7)]), 0.9)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +67,20 @@ def test_senseless_knots_are_refused(knots, cutoff, says):
         spline.check_knots(np.array(knots), cutoff)
     with pytest.raises(ArgumentError, match=says):
         PairTerms("tabulated_pair", cutoff).prepare({"r": np.array(knots), "energy": np.zeros(len(knots))})
+    with pytest.raises(ArgumentError, match=says):
+        # The values of NumPy knots are known inside a traced function too, until they are converted.
+        jax.jit(lambda e: PairTerms("tabulated_pair", cutoff).prepare({"r": np.array(knots), "energy": e}))(
+            jnp.zeros(len(knots))
+        )
+
+
+@pytest.mark.parametrize("knots", [[1.0, 1.0, 2.0], [0.0, 1.0, 2.0], [1.0, 1.5, 1.99], [1.0, np.inf, 2.0]])
+def test_senseless_traced_knots_make_every_energy_nan(knots):
+    terms, r2 = PairTerms("tabulated_pair", 2.0), jnp.asarray([0.5, 1.7, 3.9])
+
+    @jax.jit
+    def energies(r):
+        return terms.energy(r2, terms.prepare({"r": r, "energy": jnp.ones(3)}), 0)
+
+    assert np.all(np.isnan(energies(jnp.asarray(knots))))
+    np.testing.assert_allclose(energies(jnp.asarray([1.0, 1.5, 2.0])), 1.0)

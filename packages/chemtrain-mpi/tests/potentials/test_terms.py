@@ -8,6 +8,8 @@ from chemtrain_mpi.errors import ArgumentError
 from chemtrain_mpi.potentials import PairTerms, tail_energy, tail_pressure
 from distmd_protocol.testkit import TOL
 
+pytestmark = pytest.mark.once
+
 PARAMS = {
     "lennard_jones": {"epsilon": 1.1, "sigma": 0.9},
     "mie": {"epsilon": 1.1, "sigma": 0.9, "n": 13.2, "m": 6.4},

@@ -6,13 +6,16 @@ import os
 import signal
 import time
 import warnings
+from functools import partial
 from typing import Any
 
+import harmonic
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import problems
+from jax_md import simulate, space
 
 from chemtrain_mpi import DifftreParallel, PrecisionWarning, process_printouts
 from chemtrain_mpi.collectives import Collectives
@@ -27,7 +30,7 @@ def report(trainer: Any) -> dict[str, Any]:
         "losses": [entry["loss"].hex() for entry in trainer.history],
         "n_eff": [entry["n_eff"] for entry in trainer.history],
         "recomputed": [entry["recomputed"] for entry in trainer.history],
-        "states": problems.bits([t.state for t in trainer.trajectories]),
+        "states": problems.bits([t.chains for t in trainer.trajectories]),
         "capacities": [[t.capacity.slots, t.capacity.cell] for t in trainer.trajectories],
     }
 
@@ -47,15 +50,75 @@ def train_at_constant_pressure(comm: Any) -> dict[str, Any]:
     return report(trainer)
 
 
+def train_with_nose_hoover_and_bounded_steps(comm: Any) -> dict[str, Any]:
+    """A thermostat without noise, and updates of which every rank takes the smallest fraction."""
+    _, shift = space.periodic_general(4.0, fractional_coordinates=True)
+    simulator = partial(simulate.nvt_nose_hoover, shift_fn=shift, dt=0.005, kT=1.0)
+    trainer = problems.trainer(
+        2,
+        comm=comm,
+        timings=SHORT,
+        simulator_template=simulator,
+        optimizer=optax.sgd(0.01),
+        reweight_ratio=0.95,
+        allowed_reduction=0.9,
+    )
+    trainer.initialize_trajstates()
+    trainer.train(4)
+    return report(trainer) | {"steps": [float(entry["step_size"]) for entry in trainer.history]}
+
+
 def train_64(comm: Any) -> dict[str, Any]:
     jax.config.update("jax_enable_x64", True)
     try:
-        return train(comm, epochs=6)
+        return train(comm)
     finally:
         jax.config.update("jax_enable_x64", False)
 
 
-def train_with_matrix_products(comm: Any) -> dict[str, Any]:
+def train_chains(comm: Any, points: int = 2, epochs: int = 3) -> dict[str, Any]:
+    """Two chains a state point that start anew from drawn snapshots, with free energies among the targets."""
+    arguments = problems.arguments(points)
+    free = {"target": jnp.linspace(-1.0, 1.0, points), "gamma": jnp.full(points, 1e-2)}
+    trainer = problems.trainer(
+        points,
+        comm=comm,
+        timings=SHORT,
+        reweight_ratio=0.98,
+        num_chains=2,
+        resample_simstates=True,
+        free_energies=True,
+        traj_states_on_host=comm.rank == 0 and comm.size == 1,
+        targets={**arguments["targets"], "free_energy": free},
+    )
+    trainer.initialize_trajstates(num_runs=2)
+    trainer.train(epochs)
+    records = [(t.free_energy.params, t.free_energy.values) for t in trainer.trajectories]
+    return {**report(trainer), "records": problems.bits(records), "predicted": problems.bits(trainer.predict())}
+
+
+def train_harmonic_chains(comm: Any) -> dict[str, Any]:
+    """The same for oscillators, which compile in no time."""
+    free = {"target": jnp.full(2, 3.0), "gamma": jnp.ones(2)}
+    keywords = {"num_chains": 2, "resample_simstates": True, "free_energies": True, "reweight_ratio": 0.97}
+    trainer = harmonic.trainer(
+        snapshots=20, comm=comm, optimizer=optax.sgd(1.0), targets={"free_energy": free}, **keywords
+    )
+    trainer.initialize_trajstates(num_runs=2)
+    trainer.train(4)
+    records = [(t.free_energy.params, t.free_energy.values) for t in trainer.trajectories]
+    return {**report(trainer), "records": problems.bits(records), "predicted": problems.bits(trainer.predict())}
+
+
+def train_with_matrix_products_64(comm: Any) -> dict[str, Any]:
+    jax.config.update("jax_enable_x64", True)
+    try:
+        return train_with_matrix_products(comm)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+def train_with_matrix_products(comm: Any, epochs: int = 20) -> dict[str, Any]:
     """A potential with products large enough that XLA would split them over threads if it had several."""
     arguments = problems.arguments(4)
     pair = arguments["energy_fn_template"]
@@ -86,7 +149,7 @@ def train_with_matrix_products(comm: Any) -> dict[str, Any]:
     }
     return train(
         comm,
-        epochs=4,
+        epochs=epochs,
         init_params=params,
         optimizer=optax.chain(optax.adam(0.02), scale),
         energy_fn_template=energy_fn_template,
@@ -96,10 +159,24 @@ def train_with_matrix_products(comm: Any) -> dict[str, Any]:
     )
 
 
-def train_by_all_reduce(comm: Any) -> dict[str, Any]:
-    result = train(comm, epochs=1, deterministic=False, reweight_ratio=0.0)
-    values = [float(np.frombuffer(bytes.fromhex(leaf), np.float32)[0]) for leaf in result["params"]]
-    return {"values": values, "losses": result["losses"]}
+def train_by_all_reduce(comm: Any, deterministic: bool = False) -> dict[str, Any]:
+    """One update by plain descent, whose step shows the gradient, with two of three state points recomputed."""
+    keywords = {"timings": SHORT, "num_chains": 2, "overflow_capacity_multiplier": 3.0, "reweight_ratio": 0.9}
+    trainer = problems.trainer(3, comm=comm, deterministic=deterministic, optimizer=optax.sgd(1e-3), **keywords)
+    trainer.initialize_trajstates()
+    for k in (0, 2):
+        old = trainer.trajectories[k]
+        energy = old.reference_energy + jnp.arange(8.0) * 5.0
+        trainer.trajectories[k] = type(old)(**{**vars(old), "reference_energy": energy})
+    start = jax.tree.map(float, trainer.params)
+    trainer.train(1)
+    return {
+        "steps": [float(trainer.params[name]) - start[name] for name in sorted(start)],
+        "loss": trainer.history[0]["loss"],
+        "n_eff": list(trainer.history[0]["n_eff"].values()),
+        "recomputed": trainer.history[0]["recomputed"],
+        "compilations": trainer.compilations,
+    }
 
 
 def train_with_overflow_on_one_state_point(comm: Any) -> dict[str, Any]:
@@ -121,9 +198,9 @@ def simulated_here(comm: Any) -> list[int]:
     seen: list[int] = []
     run = trainer._sampler.run
 
-    def spy(params, before, kwargs, key, name):
-        seen.append(int(name.split()[-1]))
-        return run(params, before, kwargs, key, name)
+    def spy(params, jobs):
+        seen.extend(int(job.name.split()[-1]) for job in jobs)
+        return run(params, jobs)
 
     trainer._sampler.run = spy
     trainer.train(1)
@@ -151,9 +228,42 @@ def differing_argument(comm: Any, name: str) -> str:
             overrides["traj_states_on_host"] = True
         elif name == "key":
             overrides["key"] = jax.random.PRNGKey(4)
+        elif name == "num_chains":
+            overrides["num_chains"] = 2
+        elif name == "simulator_template":
+            overrides["simulator_template"] = problems.simulator(dt=0.004)
     try:
         problems.trainer(4, comm=comm, **overrides)
     except Exception as error:  # noqa: BLE001 - the test looks at what it is
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def differing_function(comm: Any, name: str) -> str:
+    """The last rank has another function where the arguments look alike."""
+    other = comm.rank == comm.size - 1
+    overrides: dict[str, Any] = {}
+    template = problems.arguments(4)["energy_fn_template"]
+    if name == "optimizer":
+        overrides["optimizer"] = optax.adam(0.021 if other else 0.02)
+    elif name == "schedule":
+        overrides["optimizer"] = optax.adam(optax.exponential_decay(0.02, 100, 0.5 if other else 0.6))
+    elif name == "convergence_criterion":
+        overrides["convergence_criterion"] = (lambda losses: losses[-1]) if other else (lambda losses: losses[0])
+    elif name == "loss_fn":
+        overrides["loss_fn"] = lambda a, b: jnp.mean(jnp.abs(a - b) ** (1.0 if other else 2.0))
+    elif name == "energy_fn_template" and other:
+        overrides["energy_fn_template"] = lambda params: template({**params, "sigma": params["sigma"] * 1.001})
+    elif name == "observable" and other:
+        overrides["observables"] = {
+            "energy": lambda trajectories, weights, **_: 1.001 * jnp.sum(trajectories["energy"] * weights),
+            "pressure": problems.arguments(4)["observables"]["pressure"],
+        }
+    try:
+        trainer = problems.trainer(4, comm=comm, timings=SHORT, **overrides)
+        trainer.initialize_trajstates()
+        trainer.train(1)
+    except Exception as error:  # noqa: BLE001
         return f"{type(error).__name__}: {error}"
     return "no error"
 
@@ -196,19 +306,42 @@ def one_rank_fails(comm: Any, where: str, folder: str) -> str:
         trainer._points.objective.evaluate = fail
     elif where == "history" and comm.rank == 0:
         trainer._history.add = fail
-    elif where == "save" and comm.rank == 0:
-        with open(f"{folder}/blocked", "w") as file:
-            file.write("")
     start = time.monotonic()
     try:
-        if where == "save":
-            trainer.save_trajstates(f"{folder}/blocked/t")
-        else:
-            trainer.train(1)
+        trainer.train(1)
     except Exception as error:  # noqa: BLE001
         assert time.monotonic() - start < 10.0
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def files_that_fail(comm: Any, folder: str) -> dict[str, str]:
+    """What each method of files says where rank zero cannot write, or the last rank cannot read."""
+    trainer = problems.trainer(2, timings=SHORT, comm=comm, checkpoint_path=folder)
+    trainer.initialize_trajstates()
+    trainer.train(1, checkpoint_freq=1)
+    trainer.save_trajstates(f"{folder}/trajectories")
+    if comm.rank == 0:
+        with open(f"{folder}/blocked", "w") as file:
+            file.write("")
+    missing = "-gone" if comm.rank == comm.size - 1 else ""
+    before, messages = report(trainer), {}
+    for method, path in {
+        "save": f"{folder}/blocked/c",
+        "save_trajstates": f"{folder}/blocked/t",
+        "restore": f"{folder}/epoch-000001{missing}",
+        "load_trajstates": f"{folder}/trajectories{missing}",
+    }.items():
+        start = time.monotonic()
+        try:
+            getattr(trainer, method)(path)
+        except Exception as error:  # noqa: BLE001
+            assert time.monotonic() - start < 10.0
+            messages[method] = f"{type(error).__name__}: {error}"
+    assert report(trainer) == before
+    # Nobody waits for anybody: the ranks still work together.
+    trainer.train(1)
+    return messages
 
 
 def nan_on_one_rank(comm: Any, folder: str) -> dict[str, Any]:
@@ -220,13 +353,16 @@ def nan_on_one_rank(comm: Any, folder: str) -> dict[str, Any]:
     evaluate = trainer._points.objective.evaluate
     unlucky = float(trainer._points.kwargs[2]["box"])
 
-    def poisoned(params, trajectory, kwargs, targets):
+    def poisoned(params, jobs):
         # Also the trajectory that the NaN effective sample size asks for, else the trouble would be over with it.
-        if float(kwargs["box"]) == unlucky:
-            snapshots = trajectory.snapshots
-            position = snapshots.position.at[1, 0, 0].set(jnp.nan)
-            trajectory = type(trajectory)(**{**vars(trajectory), "snapshots": snapshots.set(position=position)})
-        return evaluate(params, trajectory, kwargs, targets)
+        changed = []
+        for trajectory, kwargs, targets in jobs:
+            if float(kwargs["box"]) == unlucky:
+                snapshots = trajectory.snapshots
+                position = snapshots.position.at[1, 0, 0].set(jnp.nan)
+                trajectory = type(trajectory)(**{**vars(trajectory), "snapshots": snapshots.set(position=position)})
+            changed.append((trajectory, kwargs, targets))
+        return evaluate(params, changed)
 
     trainer._points.objective.evaluate = poisoned
     try:

@@ -22,8 +22,8 @@ def poisoned(template):
 
     def energy_fn_template(params):
         energy_fn = template(params)
-        return lambda position, neighbor, **kw: energy_fn(position, neighbor, **kw) + jnp.where(
-            params["epsilon"] > 0.93, jnp.nan, 0.0
+        return lambda position, neighbor, **kw: (
+            energy_fn(position, neighbor, **kw) + jnp.where(params["epsilon"] > 0.93, jnp.nan, 0.0)
         )
 
     return energy_fn_template
@@ -90,7 +90,7 @@ def test_gradient_of_the_loss_equals_finite_differences():
 
     def loss(sigma):
         params = {**trainer.params, "sigma": jnp.float32(sigma)}
-        result = point.objective.evaluate(params, trainer.trajectories[0], point.kwargs[0], point._targets[0])
+        (result,) = point.evaluate_here([0], params, trainer.trajectories)
         return float(result.loss), float(result.gradient["sigma"])
 
     h = 2e-3
@@ -98,6 +98,7 @@ def test_gradient_of_the_loss_equals_finite_differences():
     assert loss(0.95)[1] == pytest.approx(expected, rel=2e-2)
 
 
+@pytest.mark.once
 def test_ten_epochs_equal_five_restored_and_five_more_bit_for_bit(tmp_path):
     keywords = {"timings": SHORT, "reweight_ratio": 0.97, "sim_batch_size": 2, "checkpoint_path": tmp_path}
     whole = problems.trainer(3, **keywords)
@@ -111,11 +112,17 @@ def test_ten_epochs_equal_five_restored_and_five_more_bit_for_bit(tmp_path):
     resumed.train(5)
     for a, b in ((whole.params, resumed.params), (whole.best_params, resumed.best_params)):
         assert problems.bits(a) == problems.bits(b)
-    assert [e["loss"] for e in whole.history[-5:]] == [e["loss"] for e in resumed.history[-5:]]
-    states = [[(t.state, t.snapshots, t.reference_position) for t in x.trajectories] for x in (whole, resumed)]
+    for name in ("loss", "batch", "epoch", "update"):
+        assert [e[name] for e in whole.history[-5:]] == [e[name] for e in resumed.history[-5:]]
+    assert problems.bits(whole._state.opt_state) == problems.bits(resumed._state.opt_state)
+    # Early stopping and the best parameters look at these.
+    assert whole._state.epoch_losses == resumed._state.epoch_losses
+    assert whole._state.best_loss == resumed._state.best_loss
+    states = [[(t.chains, t.snapshots) for t in x.trajectories] for x in (whole, resumed)]
     assert problems.bits(states[0]) == problems.bits(states[1])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("box", [4.0, [4.0, 4.1, 3.9], np.diag([4.0, 4.1, 3.9])], ids=["edge", "edges", "matrix"])
 def test_training_at_constant_pressure_knows_the_volume_of_every_snapshot(box):
     trainer = DifftreParallel(**problems.constant_pressure(2, box))
@@ -128,10 +135,11 @@ def test_training_at_constant_pressure_knows_the_volume_of_every_snapshot(box):
     params = {"epsilon": jnp.float32(0.9), "sigma": jnp.float32(0.95)}
     boxes = np.asarray(jax.vmap(lambda state: state.box)(trajectory.snapshots))
     volumes = np.linalg.det(boxes) if boxes.ndim == 3 else np.prod(boxes, axis=1)
-    exponent = point.objective.weights(params, trajectory, wanted)
+    (exponent,) = point.objective.weights(params, [(trajectory, wanted)])
     np.testing.assert_allclose(exponent, -0.1 * volumes / wanted["kT"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.once
 def test_constant_pressure_resumes_bit_for_bit(tmp_path):
     keywords = {"reweight_ratio": 0.999, "checkpoint_path": tmp_path}
     whole, resumed = (DifftreParallel(**problems.constant_pressure(2, **keywords)) for _ in range(2))
@@ -141,7 +149,7 @@ def test_constant_pressure_resumes_bit_for_bit(tmp_path):
     resumed.restore(tmp_path / "epoch-000002")
     resumed.train(2)
     assert [e["loss"] for e in whole.history[-2:]] == [e["loss"] for e in resumed.history]
-    states = [[(t.state, t.snapshots, t.reference_position) for t in x.trajectories] for x in (whole, resumed)]
+    states = [[(t.chains, t.snapshots) for t in x.trajectories] for x in (whole, resumed)]
     assert problems.bits((whole.params, states[0])) == problems.bits((resumed.params, states[1]))
 
 
@@ -205,7 +213,7 @@ def test_a_nan_rejects_the_update_and_leaves_an_error_state(tmp_path):
     trainer = type(problems.trainer(2))(**arguments)
     trainer.initialize_trajstates()
     trainer.train(1, checkpoint_freq=1)
-    before = problems.bits((trainer.params, trainer.trajectories[0].state))
+    before = problems.bits((trainer.params, trainer.trajectories[0].chains))
     with pytest.raises(NonFiniteError, match="not finite"):
         trainer.train(5, checkpoint_freq=1)
     assert trainer.epoch == len(trainer.history) == 2
@@ -219,16 +227,20 @@ def test_a_nan_rejects_the_update_and_leaves_an_error_state(tmp_path):
     assert stored.meta["epoch_complete"] is False
     assert all(np.all(np.isfinite(a)) for k, a in stored.arrays.items() if k.startswith("params"))
     assert len(list_checkpoints(tmp_path)) >= 2
-    assert before != problems.bits((trainer.params, trainer.trajectories[0].state))
+    assert before != problems.bits((trainer.params, trainer.trajectories[0].chains))
 
 
 def test_rejected_update_leaves_everything_as_it_was():
-    trainer = problems.trainer(2, timings=SHORT, optimizer=optax.scale(jnp.nan))
+    trainer = problems.trainer(2, timings=SHORT, optimizer=optax.chain(optax.adam(0.02), optax.scale(jnp.nan)))
     trainer.initialize_trajstates()
-    before = problems.bits((trainer.params, [t.snapshots for t in trainer.trajectories]))
+
+    def everything():
+        return problems.bits((trainer.params, trainer._state.opt_state, [t.snapshots for t in trainer.trajectories]))
+
+    before = everything()
     with pytest.raises(NonFiniteError, match="parameters were left"):
         trainer.train(1)
-    assert problems.bits((trainer.params, [t.snapshots for t in trainer.trajectories])) == before
+    assert everything() == before
     assert trainer.history == []
 
 
@@ -253,8 +265,8 @@ def test_trajectories_are_saved_and_loaded_bit_for_bit(trained, tmp_path):
     other = problems.trainer(2, timings=SHORT)
     other.load_trajstates(tmp_path / "t")
     for a, b in zip(trained.trajectories, other.trajectories, strict=True):
-        assert problems.bits((a.state, a.snapshots, a.reference_energy)) == problems.bits(
-            (b.state, b.snapshots, b.reference_energy)
+        assert problems.bits((a.chains, a.snapshots, a.reference_energy)) == problems.bits(
+            (b.chains, b.snapshots, b.reference_energy)
         )
         assert a.capacity == b.capacity
     with pytest.raises(CheckpointError, match="kind"):
@@ -300,6 +312,7 @@ def test_no_program_is_compiled_after_the_first_epochs():
     assert before["simulate"] == before["gradient"] == before["energies"] == 1
 
 
+@pytest.mark.once
 def test_bucketing_puts_stale_state_points_together():
     trainer = problems.trainer(4, timings=SHORT, sim_batch_size=2, reweight_ratio=0.5)
     trainer.initialize_trajstates()
@@ -379,7 +392,7 @@ def test_one_log_line_an_update(caplog):
 
 
 def test_reference_states_may_be_simulator_states(trained):
-    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(t.state for t in trained.trajectories))
+    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(t.chains[0].state for t in trained.trajectories))
     other = problems.trainer(2, timings=SHORT, reference_states=states)
     other.initialize_trajstates()
     assert np.isfinite(other.predict()["energy"]).all()
@@ -397,6 +410,7 @@ def test_reference_states_may_be_simulator_states(trained):
         ({"allowed_reduction": 0.95, "reweight_ratio": 0.9}, "0.95 is above reweight_ratio 0.9"),
         ({"max_neighbor_retries": -1}, "cannot be negative"),
         ({"vmap_batch": 0}, "at least 1"),
+        ({"num_chains": 0}, "num_chains is 0"),
         ({"overflow_capacity_multiplier": 0.9}, "above 1"),
         ({"state_kwargs": {"box": 4.0}}, "no 'kT'"),
         ({"state_kwargs": {"kT": np.ones(3), "box": 4.0}}, "first axis must be the 2 state points"),
@@ -417,7 +431,7 @@ def test_typed_and_raw_keys_are_the_same_seed():
     trainers = [problems.trainer(2, timings=SHORT, key=key) for key in (jax.random.PRNGKey(3), jax.random.key(3))]
     for trainer in trainers:
         trainer.initialize_trajstates()
-    assert problems.bits(trainers[0].trajectories[0].state) == problems.bits(trainers[1].trajectories[0].state)
+    assert problems.bits(trainers[0].trajectories[0].chains) == problems.bits(trainers[1].trajectories[0].chains)
 
 
 def test_threshold_without_a_criterion_and_checkpoints_without_a_folder_are_refused(trained):
@@ -425,3 +439,15 @@ def test_threshold_without_a_criterion_and_checkpoints_without_a_folder_are_refu
         trained.train(1, threshold=0.1)
     with pytest.raises(ArgumentError, match="checkpoint_path"):
         trained.train(1, checkpoint_freq=1)
+
+
+def test_the_history_file_and_the_bar_tell_every_update(tmp_path, capsys):
+    path = tmp_path / "made" / "history.jsonl"
+    trainer = problems.trainer(2, timings=SHORT, history_path=path, progress=True)
+    trainer.initialize_trajstates()
+    trainer.train(2)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == trainer.history
+    bar = capsys.readouterr().err
+    assert "trajectories: 100%" in bar
+    assert "2/2" in bar
+    assert f"loss {trainer.history[1]['loss']:.4g}" in bar

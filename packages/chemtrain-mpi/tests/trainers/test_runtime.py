@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from chemtrain_mpi.errors import ArgumentError
+from chemtrain_mpi.errors import ArgumentError, MissingExtraError
 from chemtrain_mpi.trainers import runtime
 from distmd_protocol import AgreementError, LocalComm, check_environment
 
@@ -37,6 +37,15 @@ def test_setting_that_comes_too_late_is_refused():
     assert "too late" in answer.stderr
 
 
+def test_a_gpu_without_deterministic_kernels_is_refused_with_the_command_line(monkeypatch):
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    with pytest.raises(ArgumentError, match=r"XLA_FLAGS=--xla_gpu_deterministic_ops=true python train\.py"):
+        runtime.check_deterministic()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    runtime.check_deterministic()
+
+
 def test_several_devices_are_a_warning_alone_and_an_error_under_mpi():
     code = (
         "import warnings; from distmd_protocol import LocalComm; from chemtrain_mpi.trainers.runtime import *\n"
@@ -60,6 +69,26 @@ def test_an_active_mesh_is_refused():
     assert "device mesh" in answer.stderr
 
 
+def test_jax_distributed_is_refused(monkeypatch):
+    monkeypatch.setattr("jax.distributed.is_initialized", lambda: True)
+    with pytest.raises(ArgumentError, match="use either it or MPI ranks"):
+        runtime.check_devices("auto", LocalComm())
+
+
+@pytest.mark.slow
+def test_active_jax_distributed_is_refused():
+    code = (
+        "import jax, socket\n"
+        "with socket.socket() as s:\n    s.bind(('127.0.0.1', 0)); port = s.getsockname()[1]\n"
+        "jax.distributed.initialize(f'127.0.0.1:{port}', 1, 0)\n"
+        # jax asks for this order: importing jax-md already computes.
+        "from chemtrain_mpi.trainers.runtime import *\n"
+        "check_devices('auto', LocalComm())"
+    )
+    answer = python(code, NPROC="1")
+    assert "ArgumentError: jax.distributed is active in this run; use either it or MPI ranks" in answer.stderr
+
+
 def test_absent_mpi_is_an_error_naming_the_extra():
     code = (
         "import sys; sys.modules['mpi4py'] = None; sys.modules['mpi4jax'] = None\n"
@@ -68,6 +97,12 @@ def test_absent_mpi_is_an_error_naming_the_extra():
     answer = python(code)
     assert "MissingExtraError" in answer.stderr
     assert "chemtrain-mpi[mpi]" in answer.stderr
+
+
+def test_one_of_the_two_mpi_packages_is_not_enough(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4jax", None)
+    with pytest.raises(MissingExtraError, match=r"both mpi4py and mpi4jax, and mpi4jax cannot be imported"):
+        runtime.resolve_comm("mpi", None)
 
 
 def test_importing_the_package_does_not_start_mpi():

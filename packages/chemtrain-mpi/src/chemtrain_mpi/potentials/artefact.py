@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chemtrain_mpi.potentials.neighbors import Box, pair_energy_template
+from chemtrain_mpi.potentials.spline import ends_at
 from chemtrain_mpi.potentials.terms import PairTerms
 from distmd_protocol import Comm, Potential, Units, load_potential, save_potential
 
@@ -38,7 +39,8 @@ def export_potential(
     terms
         Family and cutoff.
     params
-        Parameters of the family, each a scalar or ``(S, S)``; for ``tabulated_pair`` ``r`` and ``energy``.
+        Parameters of the family, each a scalar or ``(S, S)``; for ``tabulated_pair`` ``r`` and ``energy``. A last knot
+        that is below the cutoff by the rounding of float32 alone is written as the cutoff.
     species, masses
         Names and masses ``(S,)``.
     units
@@ -60,7 +62,9 @@ def export_potential(
     def full(name: str, value: Any) -> np.ndarray:
         array = np.asarray(value, np.float64)
         if name == "r":
-            return array
+            # The protocol wants the cutoff within the knots, and a table in float32 may end an ulp below it.
+            below = array.ndim == 1 and array.size > 0 and array[-1] < terms.cutoff
+            return np.append(array[:-1], terms.cutoff) if below and ends_at(array[-1], terms.cutoff) else array
         return np.broadcast_to(array, (count, count, *array.shape[array.ndim - (name == "energy") :])).copy()
 
     potential = Potential(
@@ -116,9 +120,7 @@ class LoadedPotential:
         return template(self.params)
 
 
-def load(
-    path: str | os.PathLike[str], *, units: Units | None = None, comm: Comm | None = None
-) -> LoadedPotential:
+def load(path: str | os.PathLike[str], *, units: Units | None = None, comm: Comm | None = None) -> LoadedPotential:
     """Read an artefact, whichever package wrote it. Collective if ``comm`` is given.
 
     Parameters

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from chemtrain_mpi.errors import ArgumentError
+
+
+def ends_at(last: Any, cutoff: float) -> Any:
+    """Whether a last knot, traced or not, is the cutoff but for having been rounded to float32; a boolean scalar."""
+    return abs(last - cutoff) <= float(np.finfo(np.float32).eps) * cutoff
 
 
 def check_knots(r: np.ndarray, cutoff: float) -> None:
@@ -23,8 +30,14 @@ def check_knots(r: np.ndarray, cutoff: float) -> None:
     if not np.all(np.isfinite(r)) or r[0] <= 0 or np.any(np.diff(r) <= 0):
         raise ArgumentError("the knots must be finite, positive and strictly increasing")
     # A cutoff that is the last knot may be above it once the table is in float32.
-    if cutoff > r[-1] * (1 + 1e-6):
+    if cutoff > r[-1] and not ends_at(float(r[-1]), cutoff):
         raise ArgumentError(f"the cutoff {cutoff} lies beyond the last knot {r[-1]}; shorten it or extend the table")
+
+
+def sensible(r: jax.Array, cutoff: float) -> jax.Array:
+    """What ``check_knots`` asks for, of knots ``(M,)`` whose values are not known yet; a boolean scalar."""
+    reaches = (r[-1] >= cutoff) | ends_at(r[-1], cutoff)
+    return jnp.all(jnp.isfinite(r)) & (r[0] > 0) & jnp.all(jnp.diff(r) > 0) & reaches
 
 
 def second_derivatives(r: jax.Array, energy: jax.Array) -> jax.Array:

@@ -54,8 +54,8 @@ class PairTerms:
         Raises
         ------
         ArgumentError
-            Naming missing and unknown parameters, and for knots that are not a table up to the cutoff, unless they are
-            traced.
+            Naming missing and unknown parameters, and for knots that are not a table up to the cutoff. Traced knots
+            cannot be refused: where they are none, every energy is NaN.
         """
         wanted = ("r", "energy") if self.family == "tabulated_pair" else ANALYTIC_FORMS[self.family].parameters
         missing = [name for name in wanted if name not in params]
@@ -66,10 +66,13 @@ class PairTerms:
                 f"unknown: {', '.join(unknown) or 'none'}"
             )
         if self.family == "tabulated_pair":
+            # Before jnp.asarray, which inside a traced function hides the values of any NumPy array.
+            traced = isinstance(params["r"], jax.core.Tracer)
+            if not traced:
+                spline.check_knots(np.asarray(params["r"]), self.cutoff)
             knots, energy = jnp.asarray(params["r"]), jnp.asarray(params["energy"])
-            # The values of traced knots are not known; those of a table that is not trained are.
-            if not isinstance(knots, jax.core.Tracer):
-                spline.check_knots(np.asarray(knots), self.cutoff)
+            if traced:
+                energy = jnp.where(spline.sensible(knots, self.cutoff), energy, jnp.nan)
             energy = energy.reshape(-1, knots.shape[0])
             coefficients = {"r": knots, "energy": energy, "curvature": spline.second_derivatives(knots, energy)}
             kinds = jnp.arange(energy.shape[0])

@@ -29,9 +29,7 @@ def check_batch_size(sim_batch_size: int, points: int, ranks: int) -> int:
     return size
 
 
-def epoch_batches(
-    key: jax.Array, points: int, batch: int, stale: Collection[int] | None = None
-) -> list[list[int]]:
+def epoch_batches(key: jax.Array, points: int, batch: int, stale: Collection[int] | None = None) -> list[list[int]]:
     """Batches of one epoch: every state point exactly once, the remainder folded into the last batch.
 
     Parameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chemtrain_mpi.capacity import Capacity
+from chemtrain_mpi.free_energy import FreeEnergyRecord
 from chemtrain_mpi.trajectories import Trajectory
 from chemtrain_mpi.version import VERSION
 from distmd_protocol import CheckpointError, Comm, flatten, load_checkpoint, save_checkpoint
@@ -32,25 +33,41 @@ def trajectory_arrays(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """Trajectories as a tree of arrays, by state point."""
     return {
         str(k): {
-            "state": t.state,
+            "chains": t.chains,
             "snapshots": t.snapshots,
-            "reference_position": t.reference_position,
             "reference_energy": t.reference_energy,
             "reference_kwargs": t.reference_kwargs,
+            "free_energy": t.free_energy,
             "capacity": np.array([t.capacity.slots, t.capacity.cell], np.int64),
         }
         for k, t in enumerate(trajectories)
     }
 
 
-def trajectory_template(starts: Sequence[Trajectory], snapshots: int, energy_dtype: Any) -> dict[str, Any]:
-    """The tree that ``trajectory_arrays`` gives, with empty arrays, from state points before their first step."""
+def trajectory_template(
+    starts: Sequence[Trajectory], snapshots: int, energy_dtype: Any, params: Any = None
+) -> dict[str, Any]:
+    """The tree that ``trajectory_arrays`` gives, with empty arrays, from state points before their first step.
+
+    Parameters
+    ----------
+    snapshots
+        ``T``, of all chains of a state point.
+    params
+        Parameters like those that each trajectory keeps for its free energy; ``None``: none are kept.
+    """
 
     def stacked(leaf: Any) -> jax.Array:
         return jnp.zeros((snapshots, *leaf.shape), leaf.dtype)
 
+    record = None if params is None else FreeEnergyRecord(params, np.zeros(3))
     filled = [
-        replace(t, snapshots=jax.tree.map(stacked, t.state), reference_energy=jnp.zeros((snapshots,), energy_dtype))
+        replace(
+            t,
+            snapshots=jax.tree.map(stacked, t.chains[0].state),
+            reference_energy=jnp.zeros((snapshots,), energy_dtype),
+            free_energy=record,
+        )
         for t in starts
     ]
     return trajectory_arrays(filled)
@@ -64,12 +81,12 @@ def restore_trajectories(stored: dict[str, Any]) -> list[Trajectory]:
         slots, cell = (int(size) for size in part["capacity"])
         result.append(
             Trajectory(
-                part["state"],
-                part["reference_position"],
+                part["chains"],
                 Capacity(slots, cell),
                 part["snapshots"],
                 part["reference_energy"],
                 dict(part["reference_kwargs"]),
+                part["free_energy"],
             )
         )
     return result
@@ -77,14 +94,19 @@ def restore_trajectories(stored: dict[str, Any]) -> list[Trajectory]:
 
 def save(path: Path, tree: Any, *, kind: str, step: int, comm: Comm, meta: dict[str, Any]) -> Path:
     """Write a tree of arrays that all ranks hold alike. Collective; returns the checkpoint's folder."""
-    pending = save_checkpoint(
-        path, flatten(tree), kind=kind, step=step, comm=comm, meta=meta, packages=packages()
-    )
+    pending = save_checkpoint(path, flatten(tree), kind=kind, step=step, comm=comm, meta=meta, packages=packages())
     return pending.wait()
 
 
-def load(path: Path, template: Any, *, kind: str, comm: Comm) -> tuple[Any, dict[str, Any]]:
+def load(
+    path: Path, template: Any, *, kind: str, comm: Comm, expected: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """Read a tree of arrays and the meta data. Collective.
+
+    Parameters
+    ----------
+    expected
+        Trainer arguments that decide what a trajectory holds, and must be those that the file was written with.
 
     Raises
     ------
@@ -104,6 +126,12 @@ def load(path: Path, template: Any, *, kind: str, comm: Comm) -> tuple[Any, dict
         )
     if not manifest.meta.get("epoch_complete", True):
         raise CheckpointError(f"{path} is from the middle of an epoch; restore one of a completed epoch")
+    for name, value in expected.items():
+        if manifest.meta.get(name) != value:
+            raise CheckpointError(
+                f"{path} was written with {name}={manifest.meta.get(name)} and this trainer has {name}={value}; "
+                "construct the trainer with what it was written with"
+            )
     return manifest.restore(template), dict(manifest.meta)
 
 

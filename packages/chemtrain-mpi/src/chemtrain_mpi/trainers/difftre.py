@@ -1,6 +1,6 @@
 """Differentiable trajectory reweighting over MPI ranks: the trainer.
 
-Method: Thaler and Zavadlav, Nature Communications 12, 6884 (2021). ``K`` state points, ``T`` snapshots.
+Method: Thaler and Zavadlav, Nature Communications 12, 6884 (2021). ``K`` state points, ``T`` snapshots of each.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,19 @@ import jax
 import numpy as np
 import optax
 from jax_md import partition
-from tqdm import tqdm
 
 from chemtrain_mpi.collectives import Collectives
-from chemtrain_mpi.errors import ArgumentError, NonFiniteError
+from chemtrain_mpi.errors import ArgumentError
+from chemtrain_mpi.sampler import Sampler
 from chemtrain_mpi.timings import Timings
-from chemtrain_mpi.trainers.batching import check_batch_size, epoch_batches
+from chemtrain_mpi.trainers.agreement import compare, first_evaluation, first_states, functions, settings
+from chemtrain_mpi.trainers.batching import check_batch_size
+from chemtrain_mpi.trainers.epoch import Epochs
+from chemtrain_mpi.trainers.files import Files
 from chemtrain_mpi.trainers.history import History, Stopwatch
+from chemtrain_mpi.trainers.memory import log_estimate
 from chemtrain_mpi.trainers.objective import LossFn, Objective
-from chemtrain_mpi.trainers.options import check_numbers, check_other_state, check_state_kwargs, raw_key, timings_array
+from chemtrain_mpi.trainers.options import check_numbers, check_state_kwargs, raw_key, timings_array
 from chemtrain_mpi.trainers.points import Points
 from chemtrain_mpi.trainers.progress import progress_bar
 from chemtrain_mpi.trainers.runtime import check_deterministic, check_devices, processor_features, resolve_comm
@@ -33,13 +39,13 @@ from chemtrain_mpi.trainers.stopping import Criterion, criterion
 from chemtrain_mpi.trainers.store import Store
 from chemtrain_mpi.trainers.update import UpdateRule
 from chemtrain_mpi.trainers.views import Views
-from chemtrain_mpi.trajectories import Params, Sampler, Trajectory
+from chemtrain_mpi.trajectories import Params, Trajectory
 from distmd_protocol import Comm, agree, check_environment, warn_if_reduced
 
 _log = logging.getLogger(__name__)
 
 
-class DifftreParallel(Views):
+class DifftreParallel(Files, Views):
     """Fits the parameters of a potential to ensemble observables at ``K`` state points, dealt to MPI ranks.
 
     Every rank constructs the trainer with the same arguments and calls its methods in the same order. Parameters,
@@ -81,11 +87,15 @@ class DifftreParallel(Views):
         ``reweight_ratio``; ``None`` takes updates as they are.
     sim_batch_size
         State points an update; −1 for all. At least the number of ranks.
+    num_chains
+        Independent simulations of each state point, with keys of their own; all their snapshots are reweighted
+        together. The trajectory length is that of each.
     parallelism
         ``"single"``, ``"mpi"``, or ``"auto"``: MPI when several ranks were started.
     deterministic
         Parameters, losses and effective sample sizes are bitwise the same for any number of ranks. Needs one XLA
-        thread on CPU (``NPROC=1``), deterministic kernels on GPU. ``False``: one all-reduce of local sums instead.
+        thread on CPU (``NPROC=1``), deterministic kernels on GPU. ``False``: a rank's state points in one vectorised
+        program, for small systems on a GPU (it builds neighbour lists at every step), and one all-reduce of the sums.
     overflow_capacity_multiplier, max_neighbor_retries
         Ratio of two neighbour-list capacities, and how often a trajectory is repeated with the next one.
     vmap_batch
@@ -93,9 +103,13 @@ class DifftreParallel(Views):
     bucket_recompute
         Put state points that need a new trajectory into the same batches.
     resample_simstates
-        Start a new trajectory from a snapshot drawn by weight instead of the last state.
+        Start each chain of a new trajectory from a snapshot of any chain, drawn by weight, instead of from its last
+        state. Simulators without noise of their own get new momenta then.
+    free_energies
+        Also predict ``"free_energy"`` and ``"entropy"``, differences to the potential that training began with: see
+        ``chemtrain_mpi.free_energy``. Targets may name them. Each trajectory keeps its parameters.
     traj_states_on_host
-        Keep trajectories in host memory.
+        Keep trajectories and the lists of their snapshots in host memory.
     convergence_criterion
         ``"max_loss"``, ``"ave_loss"``, ``"window_median"``, or a function of the list of epoch losses.
     checkpoint_path
@@ -114,7 +128,9 @@ class DifftreParallel(Views):
     ArgumentError
         For anything that has no meaning or is not supported, with the remedy.
     AgreementError
-        On every rank, if ranks were given different arguments or run in different environments.
+        On every rank, if ranks were given different arguments or run in different environments. Functions are compared
+        by what they do: optimiser, criterion and losses here; in deterministic mode also the energy function and the
+        simulator at the start of ``initialize_trajstates``, and quantities and observables before the first update.
     """
 
     def __init__(
@@ -135,6 +151,7 @@ class DifftreParallel(Views):
         reweight_ratio: float = 0.9,
         allowed_reduction: float | None = None,
         sim_batch_size: int = 1,
+        num_chains: int = 1,
         parallelism: str = "auto",
         deterministic: bool = True,
         overflow_capacity_multiplier: float = 1.25,
@@ -142,6 +159,7 @@ class DifftreParallel(Views):
         vmap_batch: int = 1,
         bucket_recompute: bool = True,
         resample_simstates: bool = False,
+        free_energies: bool = False,
         traj_states_on_host: bool = False,
         convergence_criterion: str | Criterion | None = None,
         checkpoint_path: str | os.PathLike[str] | None = None,
@@ -155,7 +173,7 @@ class DifftreParallel(Views):
         with self._comm.named("construct the trainer"):
             with agree(self._comm, "constructing the trainer"):
                 check_devices(parallelism, self._comm)
-                check_numbers(reweight_ratio, allowed_reduction, max_neighbor_retries, vmap_batch)
+                check_numbers(reweight_ratio, allowed_reduction, max_neighbor_retries, vmap_batch, num_chains)
                 if deterministic:
                     check_deterministic()
                 check_state_kwargs(state_kwargs)
@@ -175,9 +193,12 @@ class DifftreParallel(Views):
                     overflow_capacity_multiplier,
                     max_neighbor_retries,
                     vmap_batch,
+                    together=not deterministic,
                 )
-                opt_state = optimizer.init(params)
-                objective = Objective(sampler, quantities, observables, targets, loss_fn, target_loss_fns)
+                opt_state, propose = optimizer.init(params), jax.jit(optimizer.update)
+                objective = Objective(
+                    sampler, quantities, observables, targets, loss_fn, target_loss_fns, free_energies
+                )
             # Other processors may round differently.
             check_environment(self._comm, processor_features() if deterministic else None)
             digests = check_agreement(
@@ -195,18 +216,23 @@ class DifftreParallel(Views):
                     "reweight_ratio": reweight_ratio,
                     "allowed_reduction": -1.0 if allowed_reduction is None else allowed_reduction,
                     "sim_batch_size": size,
+                    "num_chains": num_chains,
+                    "simulator_template": settings(simulator_template),
                     "deterministic": deterministic,
                     "overflow_capacity_multiplier": overflow_capacity_multiplier,
                     "max_neighbor_retries": max_neighbor_retries,
                     "vmap_batch": vmap_batch,
                     "bucket_recompute": bucket_recompute,
                     "resample_simstates": resample_simstates,
+                    "free_energies": free_energies,
                     "traj_states_on_host": traj_states_on_host,
-                    # Two ranks' functions cannot be compared.
                     "convergence_criterion": "function" if callable(convergence_criterion) else convergence_criterion,
                     "checkpoint_path": str(checkpoint_path),
                 },
             )
+            self._exact = deterministic
+            called = partial(functions, propose, params, opt_state, self._criterion, objective.losses, targets)
+            compare(self._comm, "comparing the functions", called, deterministic)
         if self._comm.size > 1:
             warn_if_reduced("DifftreParallel")
         self._sampler = sampler
@@ -221,14 +247,15 @@ class DifftreParallel(Views):
             count,
             traj_states_on_host,
             resample_simstates,
+            num_chains,
+            free_energies,
         )
-        self._rule = UpdateRule(
-            self._points, optimizer, timings.snapshots, reweight_ratio, allowed_reduction, deterministic
-        )
-        self._batch_size = size
-        self._bucket = bucket_recompute and size < count
+        snapshots = timings.snapshots * num_chains
+        self._rule = UpdateRule(self._points, propose, snapshots, reweight_ratio, allowed_reduction, deterministic)
         self._store = Store(self._comm, self._points, checkpoint_path, digests)
         self._history = History(None if history_path is None else Path(history_path), self._comm.rank == 0)
+        self._epochs = Epochs(self._comm, self._points, self._rule, self._store, self._history, size, bucket_recompute)
+        self._evaluated = False
         self._progress = progress
         self._state = TrainerState(params=params, opt_state=opt_state, best_params=params)
 
@@ -254,8 +281,11 @@ class DifftreParallel(Views):
         params = self._state.params if params is None else strong(params)
         with agree(self._comm, "preparing the state points"):
             trajectories = self._points.start(params)
-        self._log_memory(trajectories)
-        self._state.trajectories = self._run_all(params, trajectories, num_runs)
+        if self._exact:
+            compare(self._comm, "comparing the starts", partial(first_states, trajectories), exact=True)
+        if self._comm.rank == 0:
+            log_estimate(self._sampler, trajectories, params if self._points.free_energies else None)
+        self._state.trajectories = self._run_all(params, trajectories, num_runs, anew=True)
 
     def refresh_trajstates(self, *, num_runs: int = 1) -> None:
         """Simulate every state point anew under the current parameters, from where it stands. Collective.
@@ -289,15 +319,18 @@ class DifftreParallel(Views):
         RankError
             On every rank, if any fails otherwise.
         """
-        self._state.require_trajectories()
+        trajectories = self._state.require_trajectories()
         if checkpoint_freq is not None and (checkpoint_freq < 1 or self._store.folder is None):
             raise ArgumentError(f"checkpoint_freq {checkpoint_freq} needs to be at least 1, and a checkpoint_path")
         if threshold is not None and self._criterion is None:
             raise ArgumentError("threshold without a convergence_criterion; give the trainer one of 'max_loss', …")
-        batches = self._points.count // self._batch_size
-        with progress_bar(self._shows(), "training", max_epochs * batches) as bar:
+        if self._exact and not self._evaluated:
+            probe = partial(first_evaluation, self._points, self._state.params, trajectories)
+            compare(self._comm, "comparing the first evaluation", probe, exact=True)
+            self._evaluated = True
+        with progress_bar(self._shows(), "training", max_epochs * self._epochs.updates) as bar:
             for index in range(max_epochs):
-                self._epoch(bar)
+                self._epochs.run(self._state, bar)
                 last = index == max_epochs - 1 or self._converged(threshold)
                 if checkpoint_freq is not None and (last or self._state.epoch % checkpoint_freq == 0):
                     self._store.save_epoch(self._state)
@@ -318,7 +351,8 @@ class DifftreParallel(Views):
 
         Returns
         -------
-        By observable, arrays that lead with ``K``; ``n_eff`` beside them tells how far they can be trusted.
+        By observable, arrays that lead with ``K``; ``n_eff`` beside them tells how far they can be trusted. Free energy
+        and entropy are left out at other temperatures, where the potential that training began with was not sampled.
 
         Raises
         ------
@@ -327,55 +361,22 @@ class DifftreParallel(Views):
         """
         trajectories = self._state.require_trajectories()
         params = self._state.params if params is None else strong(params)
-        kwargs = self._points.kwargs
-        if state_kwargs is not None:
-            check_other_state(state_kwargs)
-            led = lead_with_points("state_kwargs", dict(state_kwargs), self._points.count)
-            kwargs = [{**own, **{n: v[k] for n, v in led.items()}} for k, own in enumerate(kwargs)]
-        results = self._points.predict(params, trajectories, kwargs, Stopwatch())
+        kwargs = self._points.kwargs if state_kwargs is None else self._points.kwargs_with(state_kwargs)
+        same_temperature = state_kwargs is None or "kT" not in state_kwargs
+        results = self._points.predict(params, trajectories, kwargs, Stopwatch(), same_temperature)
         everything = range(self._points.count)
         stacked = {name: np.stack([np.asarray(results[k][0][name]) for k in everything]) for name in results[0][0]}
         return {**stacked, "n_eff": np.array([float(results[k][1]) for k in everything])}
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a resumable checkpoint. Collective; returns its folder.
-
-        Raises
-        ------
-        CheckpointError
-            On every rank, after a training that broke off within an epoch, or if the folder cannot be written.
-        """
-        return self._store.save(self._state, path)
-
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Continue from a checkpoint, bit for bit. Collective; nothing changes if it is refused on any rank.
-
-        Raises
-        ------
-        CheckpointError
-            On every rank: an error state, an unfinished epoch, another number of ranks, other shapes, another key,
-            timings, state keywords or targets.
-        """
-        self._state = self._store.restore(self._state, path)
-
-    def save_trajstates(self, path: str | os.PathLike[str]) -> Path:
-        """Write the trajectories alone. Collective; rank zero writes, failures reach every rank."""
-        return self._store.save_trajectories(self._state, path)
-
-    def load_trajstates(self, path: str | os.PathLike[str]) -> None:
-        """Take the trajectories of ``save_trajstates``, written under any number of ranks. Collective.
-
-        Raises
-        ------
-        CheckpointError
-            On every rank: other shapes, timings or state keywords.
-        """
-        self._state.trajectories = self._store.load_trajectories(self._state, path)
-
-    def _run_all(self, params: Params, trajectories: list[Trajectory], num_runs: int) -> list[Trajectory]:
+    def _run_all(
+        self, params: Params, trajectories: list[Trajectory], num_runs: int, anew: bool = False
+    ) -> list[Trajectory]:
         watch, everything = Stopwatch(), range(self._points.count)
         with progress_bar(self._shows(), "trajectories", num_runs) as bar:
             for _ in range(num_runs):
+                if anew:
+                    # Free energies count from the last of these.
+                    trajectories = [replace(t, free_energy=None) for t in trajectories]
                 self._state.runs += 1
                 run = self._state.runs
                 new = self._points.recompute(everything, params, trajectories, self._state.epoch, watch, run)
@@ -385,46 +386,11 @@ class DifftreParallel(Views):
             _log.info("trajectories of %d state points: %.1f s", self._points.count, watch.seconds["simulating"])
         return trajectories
 
-    def _epoch(self, bar: tqdm) -> None:
-        state = self._state
-        epoch, start, losses = state.epoch + 1, state.params, []
-        stale = None
-        if self._bucket:
-            stale = self._rule.stale(state, range(self._points.count), Stopwatch())
-        for batch in epoch_batches(self._points.batch_key(epoch), self._points.count, self._batch_size, stale):
-            try:
-                entry = self._rule.update(state, batch, epoch)
-            except NonFiniteError as error:
-                self._store.save_error_state(state, epoch, batch, error)
-                raise
-            losses.append((entry["loss"], len(batch)))
-            with self._comm.named("record the update"), agree(self._comm, "recording the update"):
-                self._history.add(entry)
-            bar.set_postfix_str(f"loss {entry['loss']:.4g}, recomputed {len(entry['recomputed'])}/{len(batch)}")
-            bar.update()
-        loss = sum(value * count for value, count in losses) / self._points.count
-        state.epoch = epoch
-        state.epoch_losses.append(loss)
-        if loss <= state.best_loss:
-            state.best_loss, state.best_params = loss, start
-        state.mid_epoch = False
-
     def _converged(self, threshold: float | None) -> bool:
-        return threshold is not None and self._criterion is not None and (
-            self._criterion(self._state.epoch_losses) < threshold
-        )
-
-    def _log_memory(self, trajectories: list[Trajectory]) -> None:
-        if self._comm.rank:
-            return
-        first, snapshots = trajectories[0], self._sampler.timings.snapshots
-        stored = sum(leaf.nbytes for leaf in jax.tree.leaves(first.state)) * (snapshots + 1)
-        # A rank keeps the lists of all state points that were ever its share, until their next trajectory.
-        lists = self._sampler.neighbors(first).idx.nbytes * (snapshots + 1)
-        _log.info(
-            "memory on every rank: %.1f MB of trajectories and, at first capacity, up to %.1f MB of neighbour lists",
-            stored * self._points.count / 1e6,
-            lists * self._points.count / 1e6,
+        return (
+            threshold is not None
+            and self._criterion is not None
+            and (self._criterion(self._state.epoch_losses) < threshold)
         )
 
     def _shows(self) -> bool | None:

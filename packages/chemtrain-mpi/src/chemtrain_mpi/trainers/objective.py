@@ -1,21 +1,22 @@
-"""Loss and gradient of one state point, in one program whose shape depends on no rank count.
+"""Loss and gradient of state points, by programs whose shape depends on no rank count.
 
 ``K`` state points, ``T`` snapshots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from chemtrain_mpi import reweighting
+from chemtrain_mpi import free_energy, reweighting
+from chemtrain_mpi.boxes import box_volume
 from chemtrain_mpi.errors import ArgumentError
-from chemtrain_mpi.quantities import box_volume
-from chemtrain_mpi.trajectories import Kwargs, Params, Sampler, Trajectory, energy_kwargs
+from chemtrain_mpi.sampler import Sampler
+from chemtrain_mpi.trajectories import Kwargs, Params, Trajectory, energy_kwargs
 
 LossFn = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -63,6 +64,8 @@ class Objective:
         Names of the observables that enter the loss.
     loss_fn, target_loss_fns
         Default and per-target loss of a prediction.
+    free_energies
+        Predict free energy and entropy differences too.
     """
 
     def __init__(
@@ -73,11 +76,20 @@ class Objective:
         targets: Mapping[str, Any],
         loss_fn: LossFn | None,
         target_loss_fns: Mapping[str, LossFn] | None,
+        free_energies: bool = False,
     ) -> None:
-        unknown = [name for name in targets if name not in observables]
-        if unknown:
+        reserved = [name for name in free_energy.RESERVED if free_energies and name in observables]
+        if reserved:
             raise ArgumentError(
-                f"there is no observable for the targets {', '.join(unknown)}; observables: {', '.join(observables)}"
+                f"the names {', '.join(reserved)} belong to the trainer's own predictions when free_energies is on; "
+                "give these observables other names"
+            )
+        known = [*observables, *(free_energy.RESERVED if free_energies else ())]
+        unknown = [name for name in targets if name not in known]
+        if unknown:
+            remedy = "" if free_energies or not set(unknown) & set(free_energy.RESERVED) else "; set free_energies=True"
+            raise ArgumentError(
+                f"there is no observable for the targets {', '.join(unknown)}; observables: {', '.join(known)}{remedy}"
             )
         left_over = set(target_loss_fns or {}) - set(targets)
         if left_over:
@@ -85,27 +97,47 @@ class Objective:
         self._sampler = sampler
         self._quantities = dict(quantities)
         self._observables = dict(observables)
-        self._losses = {name: (target_loss_fns or {}).get(name, loss_fn or mean_squared_error) for name in targets}
-        self._gradient = jax.jit(self._gradient_program)
-        self._predictions = jax.jit(self._predictions_program)
+        self.losses = {name: (target_loss_fns or {}).get(name, loss_fn or mean_squared_error) for name in targets}
+        """By target."""
+        self._gradient = sampler.mapping(self._gradient_program)
+        self._predictions = sampler.mapping(self._predictions_program)
 
-    def evaluate(self, params: Params, trajectory: Trajectory, kwargs: Kwargs, targets: Any) -> PointResult:
-        """Loss, gradient, effective sample size and predictions under ``params``."""
-        return self._gradient(params, *self._stored(trajectory), dict(kwargs), targets)
+    def evaluate(self, params: Params, jobs: Sequence[tuple[Trajectory, Kwargs, Any]]) -> list[PointResult]:
+        """Loss, gradient, effective sample size and predictions under ``params``.
 
-    def predict(self, params: Params, trajectory: Trajectory, kwargs: Kwargs) -> tuple[dict[str, jax.Array], jax.Array]:
-        """Predictions and effective sample size, under any parameters and state keywords."""
-        return self._predictions(params, *self._stored(trajectory), dict(kwargs))
+        Parameters
+        ----------
+        jobs
+            Trajectory, state keywords and targets of each state point.
+        """
+        return self._gradient(
+            params, [(*self._stored(t), _record(t), dict(kwargs), targets) for t, kwargs, targets in jobs]
+        )
 
-    def weights(self, params: Params, trajectory: Trajectory, kwargs: Kwargs) -> jax.Array:
+    def predict(
+        self, params: Params, jobs: Sequence[tuple[Trajectory, Kwargs]], free_energies: bool = True
+    ) -> list[tuple[dict[str, jax.Array], jax.Array]]:
+        """Predictions and effective sample size, under any parameters and state keywords.
+
+        Parameters
+        ----------
+        free_energies
+            Among them free energy and entropy, where they are kept; they have no meaning at another temperature.
+        """
+        return self._predictions(
+            params, [(*self._stored(t), _record(t) if free_energies else None, dict(kwargs)) for t, kwargs in jobs]
+        )
+
+    def weights(self, params: Params, jobs: Sequence[tuple[Trajectory, Kwargs]]) -> list[jax.Array]:
         """Exponents of the weights ``(T,)``."""
-        energy = self._sampler.energies(params, trajectory, kwargs)
-        reference, sampled = trajectory.reference_energy, trajectory.reference_kwargs
-        assert reference is not None
-        return _exponents(energy, trajectory.snapshots, reference, sampled, kwargs)
+        energies = self._sampler.energies(params, jobs)
+        return [
+            _exponents(energy, _volumes(t.snapshots), t.reference_energy, t.reference_kwargs, kwargs)
+            for (t, kwargs), energy in zip(jobs, energies, strict=True)
+        ]
 
     def _stored(self, trajectory: Trajectory) -> tuple[Any, ...]:
-        lists = self._sampler.neighbors(trajectory), self._sampler.slots(trajectory)
+        lists = self._sampler.neighbors(trajectory)[0], self._sampler.slots(trajectory)
         return trajectory.snapshots, trajectory.reference_energy, lists, dict(trajectory.reference_kwargs)
 
     def _gradient_program(self, params: Params, *arguments: Any) -> PointResult:
@@ -115,7 +147,7 @@ class Objective:
         def loss(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
             predictions, n_eff = self._reweight(params, *stored)
             total = jnp.zeros((), n_eff.dtype)
-            for name, loss_fn in self._losses.items():
+            for name, loss_fn in self.losses.items():
                 target = targets[name]
                 if predictions[name].shape != target["target"].shape:
                     raise ArgumentError(
@@ -139,6 +171,7 @@ class Objective:
         reference_energy: jax.Array,
         lists: tuple[Any, jax.Array],
         reference_kwargs: Kwargs,
+        record: jax.Array | None,
         kwargs: Kwargs,
     ) -> tuple[dict[str, jax.Array], jax.Array]:
         energy_fn = self._sampler.template(params)
@@ -151,30 +184,56 @@ class Objective:
             return energy_fn(state.position, neighbor=own, **energy_kwargs(state, kwargs)), values
 
         energy, values = self._sampler.map_snapshots(one, snapshots, *lists)
-        exponent = _exponents(energy, snapshots, reference_energy, reference_kwargs, kwargs)
+        volumes = _volumes(snapshots)
+        exponent = _exponents(energy, volumes, reference_energy, reference_kwargs, kwargs)
         weights = reweighting.weights(exponent)
         predictions = {
             name: jnp.asarray(observable(values, weights, **kwargs)) for name, observable in self._observables.items()
         }
+        if record is not None:
+            values = jnp.asarray(record, energy.dtype)
+            enthalpy = energy + kwargs.get("pressure", 0.0) * volumes
+            predictions |= free_energy.predictions(values, exponent, weights, enthalpy, kwargs["kT"])
         return predictions, reweighting.effective_samples(jax.lax.stop_gradient(exponent))
 
 
+def enthalpies(trajectory: Trajectory) -> jax.Array:
+    """``U``, in NPT ``U + PV``, of the snapshots under the potential and pressure that sampled them, ``(T,)``."""
+    energy = trajectory.reference_energy
+    assert energy is not None
+    return energy + trajectory.reference_kwargs.get("pressure", 0.0) * _volumes(trajectory.snapshots)
+
+
 def _exponents(
-    energy: jax.Array, snapshots: Any, reference_energy: jax.Array, reference_kwargs: Kwargs, kwargs: Kwargs
+    energy: jax.Array,
+    volumes: jax.Array | float,
+    reference_energy: jax.Array | None,
+    reference_kwargs: Kwargs,
+    kwargs: Kwargs,
 ) -> jax.Array:
-    # One by one: the box of a jax-md state is computed from its fields, and means nothing for stacked ones.
-    volume = jax.vmap(_volume)(snapshots)
+    assert reference_energy is not None
     return reweighting.exponents(
         energy,
         reference_energy,
         kwargs["kT"],
         reference_kwargs["kT"],
-        0.0 if volume is None else volume,
+        volumes,
         kwargs.get("pressure", 0.0),
         reference_kwargs.get("pressure", 0.0),
     )
 
 
+def _volumes(snapshots: Any) -> jax.Array | float:
+    """``V`` of each snapshot ``(T,)``; 0 in NVT."""
+    # One by one: the box of a jax-md state is computed from its fields, and means nothing for stacked ones.
+    volumes = jax.vmap(_volume)(snapshots)
+    return 0.0 if volumes is None else volumes
+
+
 def _volume(state: Any) -> jax.Array | None:
     box = getattr(state, "box", None)
     return None if box is None else box_volume(box)
+
+
+def _record(trajectory: Trajectory) -> Any:
+    return None if trajectory.free_energy is None else trajectory.free_energy.values

@@ -46,7 +46,11 @@ def check_other_state(state_kwargs: Mapping[str, Any]) -> None:
 
 
 def check_numbers(
-    reweight_ratio: float, allowed_reduction: float | None, max_neighbor_retries: int, vmap_batch: int
+    reweight_ratio: float,
+    allowed_reduction: float | None,
+    max_neighbor_retries: int,
+    vmap_batch: int,
+    num_chains: int,
 ) -> None:
     """Refuse numbers outside their range, naming it."""
     if not 0.0 <= reweight_ratio <= 1.0:
@@ -62,6 +66,8 @@ def check_numbers(
         raise ArgumentError(f"max_neighbor_retries is {max_neighbor_retries}; it cannot be negative")
     if vmap_batch < 1:
         raise ArgumentError(f"vmap_batch is {vmap_batch}; it must be at least 1")
+    if num_chains < 1:
+        raise ArgumentError(f"num_chains is {num_chains}; every state point needs at least 1")
 
 
 def timings_array(timings: Timings) -> np.ndarray:

@@ -63,9 +63,7 @@ def check_devices(parallelism: str, comm: Comm) -> None:
     _refuse_jax_mesh()
     devices = jax.local_device_count()
     if devices > 1 and (comm.size > 1 or parallelism == "mpi"):
-        raise ArgumentError(
-            f"rank {comm.rank} sees {devices} devices; one a rank, please: {_LAUNCH_ONE_DEVICE}"
-        )
+        raise ArgumentError(f"rank {comm.rank} sees {devices} devices; one a rank, please: {_LAUNCH_ONE_DEVICE}")
     if devices > 1:
         warnings.warn(
             f"{devices} devices are visible and only the first is used; start one rank a device: {_LAUNCH_ONE_DEVICE}",

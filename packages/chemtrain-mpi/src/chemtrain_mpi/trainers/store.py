@@ -37,9 +37,7 @@ class Store:
         Hashes of the trainer's arguments by name; a checkpoint carries those that make it this run.
     """
 
-    def __init__(
-        self, comm: Collectives, points: Points, folder: PathLike | None, digests: Mapping[str, str]
-    ) -> None:
+    def __init__(self, comm: Collectives, points: Points, folder: PathLike | None, digests: Mapping[str, str]) -> None:
         self._comm = comm
         self._points = points
         self._digests = digests
@@ -63,6 +61,7 @@ class Store:
             "epoch": state.epoch,
             "update": state.update,
             "runs": state.runs,
+            **self._kept(),
             "arguments": self._same(_RESUMED),
             "best_loss": state.best_loss,
             "epoch_losses": state.epoch_losses,
@@ -82,7 +81,7 @@ class Store:
         with self._comm.named("restore a checkpoint"):
             template = {**state.arrays(), "trajectories": self._trajectory_template(state)}
             kind = checkpoints.TRAINER
-            tree, meta = checkpoints.load(Path(path), template, kind=kind, comm=self._comm)
+            tree, meta = checkpoints.load(Path(path), template, kind=kind, comm=self._comm, expected=self._kept())
         self._require_same(Path(path), meta, _RESUMED)
         return TrainerState(
             params=tree["params"],
@@ -101,14 +100,15 @@ class Store:
         tree = checkpoints.trajectory_arrays(state.require_trajectories())
         with self._comm.named("save trajectories"):
             kind, step = checkpoints.TRAJECTORIES, state.epoch
-            meta = {"arguments": self._same(_SAMPLED)}
+            meta = {**self._kept(), "arguments": self._same(_SAMPLED)}
             return checkpoints.save(Path(path), tree, kind=kind, step=step, comm=self._comm, meta=meta)
 
     def load_trajectories(self, state: TrainerState, path: PathLike) -> list[Trajectory]:
         """Read trajectories written under any number of ranks."""
         with self._comm.named("load trajectories"):
             template = self._trajectory_template(state)
-            tree, meta = checkpoints.load(Path(path), template, kind=checkpoints.TRAJECTORIES, comm=self._comm)
+            kind, kept = checkpoints.TRAJECTORIES, self._kept()
+            tree, meta = checkpoints.load(Path(path), template, kind=kind, comm=self._comm, expected=kept)
         self._require_same(Path(path), meta, _SAMPLED)
         return self._restored(tree)
 
@@ -121,6 +121,9 @@ class Store:
         with self._comm.named("write an error state"):
             path = checkpoints.error_path(self.folder, epoch)
             checkpoints.save(path, tree, kind=checkpoints.ERROR_STATE, step=epoch, comm=self._comm, meta=meta)
+
+    def _kept(self) -> dict[str, Any]:
+        return {"num_chains": self._points.chains, "free_energies": self._points.free_energies}
 
     def _same(self, names: tuple[str, ...]) -> dict[str, str]:
         return {name: self._digests[name] for name in names}
@@ -143,4 +146,6 @@ class Store:
         with agree(self._comm, "preparing the state points"):
             starts = self._points.start(state.params) if starts is None else starts
             energy = self._points.sampler.energy_dtype(state.params, starts[0])
-        return checkpoints.trajectory_template(starts, self._points.sampler.timings.snapshots, energy)
+        params = state.params if self._points.free_energies else None
+        snapshots = self._points.sampler.timings.snapshots * self._points.chains
+        return checkpoints.trajectory_template(starts, snapshots, energy, params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -31,10 +31,10 @@ class UpdateRule:
     ----------
     points
         The state points.
-    optimizer
-        An ``optax`` transformation.
+    propose
+        The optimiser's ``update``, compiled.
     snapshots
-        ``T``.
+        ``T``, of all chains of a state point.
     reweight_ratio, allowed_reduction, deterministic
         As in the trainer.
     """
@@ -42,7 +42,7 @@ class UpdateRule:
     def __init__(
         self,
         points: Points,
-        optimizer: optax.GradientTransformation,
+        propose: Callable[..., Any],
         snapshots: int,
         reweight_ratio: float,
         allowed_reduction: float | None,
@@ -53,10 +53,12 @@ class UpdateRule:
         self._ratio = reweight_ratio
         self._reduction = allowed_reduction
         self._deterministic = deterministic
-        self._propose = jax.jit(optimizer.update)
-        self._step = jax.jit(lambda params, updates, size: optax.apply_updates(
-            params, jax.tree.map(lambda u: (u * size).astype(u.dtype), updates)
-        ))
+        self._propose = propose
+        self._step = jax.jit(
+            lambda params, updates, size: optax.apply_updates(
+                params, jax.tree.map(lambda u: (u * size).astype(u.dtype), updates)
+            )
+        )
 
     def stale(self, state: TrainerState, points: Iterable[int], watch: Stopwatch) -> set[int]:
         """State points whose trajectories must be recomputed before they are used. Collective."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from chemtrain_mpi.collectives import Collectives
+from chemtrain_mpi.sampler import Sampler
 from chemtrain_mpi.trainers.history import History
 from chemtrain_mpi.trainers.state import TrainerState
-from chemtrain_mpi.trajectories import Params, Sampler, Trajectory
+from chemtrain_mpi.trajectories import Params, Trajectory
 from distmd_protocol import Comm
 
 
