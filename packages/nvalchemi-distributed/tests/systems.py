@@ -51,13 +51,14 @@ def random_system(
     pbc=(True, True, True),
     cells_away: int = 0,
     corner: bool = False,
+    slab: bool = False,
     spacing: float = 1.15,
     dtype=torch.float64,
 ) -> AtomicData:
     """Jittered sites in a (tilted) cell, no two atoms nearer than 0.8 σ.
 
-    ``fill`` of the sites hold an atom; ``corner`` keeps only those in one corner; ``cells_away`` moves atoms by up
-    to so many whole cells.
+    ``fill`` of the sites hold an atom; ``corner`` keeps only those in one corner, ``slab`` only the lowest fifth
+    along z; ``cells_away`` moves atoms by up to so many whole cells.
     """
     g = torch.Generator().manual_seed(seed)
 
@@ -73,6 +74,8 @@ def random_system(
     keep = rand(len(x)) < fill
     if corner:
         keep &= (frac < 0.45).all(-1)
+    if slab:
+        keep &= frac[:, 2] < 0.2
     if not bool(keep.any()):
         keep[0] = True
     x = x[keep]

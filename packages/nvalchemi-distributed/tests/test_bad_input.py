@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from systems import fcc, lj
 
 from distmd_protocol import RankError
 from distmd_protocol.testkit import run_ranks
-from nvalchemi_distributed import DomainConfig, DomainParallel, MLIPSpec, OutputKind, StrategyKind
+from nvalchemi_distributed import (
+    DistributionSpec,
+    DomainConfig,
+    DomainParallel,
+    MLIPSpec,
+    OutputKind,
+    OutputSpec,
+    Reduce,
+)
 from nvalchemi_distributed.data import AtomicData, Batch
 from nvalchemi_distributed.dynamics import NVE, HostMemory, NVTLangevin
-from nvalchemi_distributed.dynamics.base import DynamicsStage
 from nvalchemi_distributed.dynamics.hooks import SnapshotHook
 from nvalchemi_distributed.errors import (
     ConfigError,
-    DistributedSimulationError,
     InputError,
     LostAtomsError,
     ModelError,
     NonFiniteError,
-    NotPartitionedError,
     SinkFullError,
 )
 from nvalchemi_distributed.hooks import NeighborListHook
 from nvalchemi_distributed.models import LennardJonesModelWrapper
-from nvalchemi_distributed.neighbors import NeighborConfig
 from nvalchemi_distributed.stages import HookScope
 
 gloo = pytest.mark.gloo
@@ -42,6 +48,8 @@ def broken(name):
     data = fcc(3)
     if name == "nan-position":
         data.positions[17, 1] = float("nan")
+    elif name == "infinite-position":
+        data.positions[23, 0] = float("inf")
     elif name == "infinite-velocity":
         data.velocities[3, 0] = float("inf")
     elif name == "zero-mass":
@@ -61,6 +69,7 @@ def broken(name):
 
 WORDS = {
     "nan-position": "atoms [17]",
+    "infinite-position": "atoms [23]",
     "infinite-velocity": "atoms [3]",
     "zero-mass": "atoms [5]",
     "left-handed": "left-handed",
@@ -103,138 +112,6 @@ def test_partition_refuses_bad_systems_on_every_rank():
         assert "full Batch on rank zero" in messages["no-batch"]
         assert "pass None on the other ranks" in messages["everywhere"]
         assert messages["steps"] == "2"
-
-
-def config_faults(comm):
-    out = {}
-
-    def attempt(name, fn):
-        try:
-            fn()
-        except (DistributedSimulationError, RankError) as error:
-            out[name] = f"{type(error).__name__}: {error}"
-
-    model = lj()
-    attempt("grid", lambda: make(grid_dims=(2, 2, 2)))
-    attempt("no-list", lambda: DomainParallel(NVE(model, 1.0), DomainConfig(cutoff=5.0)))
-    attempt("cutoff", lambda: make(cutoff=4.0))
-    attempt("skin", lambda: make(skin=0.9))
-    attempt("not-partitioned", lambda: make().run(None, 3))
-    attempt("gather", lambda: make().gather())
-    small = Batch.from_data_list([fcc(2)]) if comm.rank == 0 else None
-    attempt("degenerate", lambda: make(require_nondegenerate=True).partition(small))
-    return out
-
-
-@gloo
-def test_configurations_are_refused_on_every_rank():
-    for messages in run_ranks(config_faults, 2, launcher="gloo"):
-        assert "product 8 but there are 2 ranks" in messages["grid"]
-        assert "NeighborListHook" in messages["no-list"]
-        assert "below the model's cutoff 5.0" in messages["cutoff"]
-        assert "skin=0.9 is above" in messages["skin"]
-        assert messages["not-partitioned"].startswith("NotPartitionedError")
-        assert messages["gather"].startswith("NotPartitionedError")
-        assert "require_nondegenerate" in messages["degenerate"]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"cutoff": -1.0}, "cutoff"),
-        ({"cutoff": float("nan")}, "cutoff"),
-        ({"skin": -0.1}, "skin"),
-        ({"migration_hysteresis": -1.0}, "migration_hysteresis"),
-        ({"compile": True}, "not built yet"),
-        ({"strategy": StrategyKind.GRAPH_PARTITION}, "not built yet"),
-        ({"strategy": "spiral"}, "strategy"),
-        ({"grid_dims": (0, 1, 1)}, "grid_dims"),
-        ({"grid_dims": (2, 1)}, "grid_dims"),
-        ({"ghost_width": 5.0, "skin": 0.5}, "ghost_width"),
-        ({"ghost_width": float("nan")}, "ghost_width"),
-        ({"rebalance_above": 0.5}, "rebalance_above"),
-    ],
-)
-def test_domain_config_refuses_at_construction(change, words):
-    with pytest.raises(ConfigError, match=words):
-        DomainConfig(**{"cutoff": 5.0, **change})
-
-
-def test_model_without_spec_or_with_undeclared_output():
-    class Bare(LennardJonesModelWrapper):
-        distribution_spec = None
-
-    class Undeclared(LennardJonesModelWrapper):
-        distribution_spec = MLIPSpec(name="half", outputs={"energy": "system_sum"})
-
-    with pytest.raises(ModelError, match="distribution_spec"):
-        make(Bare(0.01, 3.4, 5.0))
-    parallel = make(Undeclared(0.01, 3.4, 5.0))
-    owned = parallel.partition(Batch.from_data_list([fcc(3)]))
-    with pytest.raises(ModelError, match=r"forces.*no kind"):
-        parallel.run(owned, 1)
-
-
-def test_ghost_width_must_cover_all_hops():
-    class TwoHops(LennardJonesModelWrapper):
-        distribution_spec = MLIPSpec(name="deep", hops=2)
-
-    with pytest.raises(ConfigError, match="2 hops"):
-        make(TwoHops(0.01, 3.4, 5.0), ghost_width=8.0)
-
-
-def test_list_hook_must_fit_the_model():
-    model = lj()
-    wrong = NeighborListHook(NeighborConfig(5.0, "coo"), skin=0.5)
-    with pytest.raises(ConfigError, match="format coo"):
-        DomainParallel(NVE(model, 1.0, hooks=[wrong]), DomainConfig(cutoff=5.0, skin=0.5))
-    with pytest.raises(ConfigError, match="BEFORE_COMPUTE"):
-        NeighborListHook(model.neighbor_config, stage=DynamicsStage.AFTER_STEP)
-
-
-def test_global_hook_on_the_integrator_is_refused():
-    model = lj()
-    hooks = [
-        NeighborListHook(model.neighbor_config, skin=0.5),
-        SnapshotHook(HostMemory(3), scope=HookScope.GLOBAL),
-    ]
-    with pytest.raises(ConfigError, match="register it on DomainParallel"):
-        DomainParallel(NVE(model, 1.0, hooks=hooks), DomainConfig(cutoff=5.0, skin=0.5))
-
-
-class Keeper(NVE):
-    """Keeps last step's accelerations, one row an atom: migration would not carry them."""
-
-    def pre_update(self, batch):
-        self.previous = batch.forces / batch.atomic_masses.unsqueeze(-1)
-        super().pre_update(batch)
-
-
-def test_per_atom_state_of_an_integrator_is_refused_by_name():
-    model = lj()
-    batch = Batch.from_data_list([fcc(3)])
-    integrator = Keeper(model, 2.0, hooks=[NeighborListHook(model.neighbor_config, skin=0.0)])
-    parallel = DomainParallel(integrator, DomainConfig(cutoff=5.0))
-    batch.velocities = torch.full_like(batch.velocities, 0.01)
-    with pytest.raises(RankError, match=r"Keeper keeps \['previous'\].*add_key"):
-        parallel.run(parallel.partition(batch), 5)
-
-
-def test_a_foreign_batch_and_a_closed_run_are_refused():
-    parallel = make()
-    parallel.partition(Batch.from_data_list([fcc(3)]))
-    other = make()
-    owned = other.partition(Batch.from_data_list([fcc(3)]))
-    with pytest.raises(NotPartitionedError, match="did not partition"):
-        parallel.step(owned)
-    parallel.close()
-    with pytest.raises(NotPartitionedError, match="closed"):
-        parallel.gather()
-
-
-def test_integer_positions_are_refused():
-    with pytest.raises(InputError, match="float32 or float64"):
-        AtomicData(torch.zeros(2, 3, dtype=torch.int64), torch.tensor([18, 18]))
 
 
 class Poisoned(LennardJonesModelWrapper):
@@ -312,27 +189,26 @@ def loses_an_atom(comm):
     parallel = make()
     owned = parallel.partition(Batch.from_data_list([fcc(3)]) if comm.rank == 0 else None)
     if comm.rank == 1:
-        lost = int(owned.atom_id[0])
+        lost, place = int(owned.atom_id[0]), owned.positions[0].tolist()
         owned.replace_rows({k: v[1:] for k, v in owned.node_fields.items()}, owned.batch_idx[1:])
-        owned.epoch.static.clear()
     else:
-        lost = -1
+        lost, place = -1, None
     # The next rebuild must notice.
     from nvalchemi_distributed.domain.rebuild import start_epoch
 
     try:
         start_epoch(owned, parallel._boxes, parallel._domain, 5)
     except LostAtomsError as error:
-        return [str(error), lost]
+        return [str(error), lost, place]
 
 
 @gloo
 def test_a_lost_atom_is_named_on_every_rank():
     """D14: count and id set are checked at every migration."""
     results = run_ranks(loses_an_atom, 2, launcher="gloo")
-    lost = results[1][1]
-    for message, _ in results:
-        assert f"missing ids [{lost}]" in message
+    _, lost, place = results[1]
+    for message, _, _ in results:
+        assert f"missing ids [{lost}], last at {{{lost}: {place}}}" in message
 
 
 def full_sink(comm):
@@ -376,7 +252,8 @@ class Folding(LennardJonesModelWrapper):
 
     distribution_spec = MLIPSpec(
         name="folding",
-        outputs={"energy": "system_sum", "virial": "system_sum", "stress": "system_sum", "forces": "node_fold"},
+        distribution=DistributionSpec(shard_tensors=False),
+        outputs={"energy": "per_graph", "virial": "per_graph", "stress": "per_graph", "forces": "per_node"},
     )
 
 
@@ -391,7 +268,8 @@ class Coordination(LennardJonesModelWrapper):
     @property
     def distribution_spec(self):
         spec = super().distribution_spec
-        return MLIPSpec(name="coordination", outputs={**spec.outputs, "coordination": OutputKind.NODE_OWNED})
+        coordination = OutputSpec(OutputKind.PER_NODE, Reduce.OWNED_ONLY)
+        return dataclasses.replace(spec, name="coordination", outputs={**spec.outputs, "coordination": coordination})
 
     def forward(self, data):
         self.model_config.active_outputs.discard("coordination")
@@ -421,7 +299,7 @@ def test_outputs_go_where_the_spec_says():
     results = run_ranks(odd_outputs, 2, launcher="gloo")
     assert sorted(r[1] for r in results) == [1, 2]
     for message, _, values in results:
-        assert "NODE_FOLD needs" in message
+        assert "PER_NODE with Reduce.NONE needs" in message
         assert values == [4.0, 40.0, 48.0]
 
 
@@ -468,22 +346,3 @@ def test_silent_changes_of_numbers_are_refused():
     batch.add_key("phase", torch.zeros(batch.num_nodes, dtype=torch.complex64))
     with pytest.raises(RankError, match=r"InputError.*phase is torch\.complex64"):
         make().partition(batch)
-
-
-def test_hooks_and_steps_are_checked_where_they_are_given():
-    model = lj()
-    every = SnapshotHook(HostMemory(3))
-    every.frequency = 0
-    with pytest.raises(ConfigError, match="frequency=0"):
-        NVE(model, 1.0, hooks=[every])
-    integrator = NVE(model, 1.0, hooks=[NeighborListHook(model.neighbor_config, skin=0.5)])
-    for hook, words in ((every, "frequency=0"), (print, "not a hook")):
-        with pytest.raises(ConfigError, match=words):
-            DomainParallel(integrator, DomainConfig(cutoff=5.0, skin=0.5), hooks=[hook])
-    batch = Batch.from_data_list([fcc(3)])
-    with pytest.raises(ConfigError, match="n_steps=-5"):
-        integrator.run(batch, n_steps=-5)
-    parallel = make()
-    owned = parallel.partition(batch)
-    with pytest.raises(ConfigError, match="n_steps=-5"):
-        parallel.run(owned, n_steps=-5)

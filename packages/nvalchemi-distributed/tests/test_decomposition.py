@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
-from systems import absolute_terms, fcc, lj, random_system, single
+from systems import SIGMA, absolute_terms, fcc, lj, random_system, single
 
 from distmd_protocol import RankError
 from distmd_protocol.testkit import TOL, run_ranks
@@ -44,6 +44,12 @@ def evaluate(comm, case):
         "counts": counts,
         "ids": torch.equal(whole.atom_id, torch.arange(whole.num_nodes)),
     }
+
+
+def check_drawn(results, dtype):
+    """As :func:`check`; a failing example states owned and ghost counts."""
+    note(f"owned, ghosts, atoms in all, by rank: {[r['counts'] for r in results]}")
+    check(results, dtype)
 
 
 def check(results, dtype="float64"):
@@ -102,7 +108,25 @@ system = st.fixed_dictionaries(
 def test_equals_one_process_on_any_grid_and_cell(grid, systems, dtype, cutoff, skin):
     size = grid[0] * grid[1] * grid[2]
     case = {"grid": grid, "systems": systems, "dtype": dtype, "cutoff": cutoff, "skin": skin}
-    check(run_ranks(evaluate, size, case, launcher="gloo"), dtype)
+    check_drawn(run_ranks(evaluate, size, case, launcher="gloo"), dtype)
+
+
+def test_every_kind_of_case_is_drawn():
+    """The lists above hold what the property is about: a case that is never drawn is never tested."""
+    assert {g[0] * g[1] * g[2] for g in GRIDS} == {1, 2, 3, 4}
+    assert (2, 2, 1) in GRIDS
+    one = {"seed": 1, "sites": [1, 1, 1], "fill": 0.0, "pbc": [True] * 3}
+    assert random_system(**one).num_nodes == 1
+    small = random_system(**{**one, "spacing": 1.05})
+    assert float(small.cell[0].norm(dim=-1).min()) < 4.0, "a cell smaller than the smallest cutoff drawn"
+    far = random_system(seed=3, sites=(3, 3, 3), cells_away=4)
+    assert float((far.positions.abs() / far.cell[0].diagonal()).max()) > 3
+    corner = random_system(seed=3, sites=(7, 7, 7), corner=True)
+    assert 0 < corner.num_nodes < 0.15 * 343
+    liquid = random_system(seed=3, sites=(7, 7, 7), spacing=1.05)
+    assert liquid.num_nodes / float(liquid.cell[0].det()) * SIGMA**3 > 0.7
+    tilted = random_system(seed=3, sites=(3, 3, 3), tilt=0.5).cell[0]
+    assert float((tilted[1, 0] / tilted[0, 0]).abs()) > 0.05
 
 
 @pytest.mark.parametrize(
@@ -116,6 +140,23 @@ def test_non_degenerate_grids(size, grid, cells):
         owned, ghost, total = r["counts"]
         assert owned > 0
         assert owned + ghost < total
+
+
+# A test of its own, and here: pools of 1 to 4 and of 8 ranks are not kept at the same time.
+@settings(
+    max_examples=6,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+@given(
+    systems=st.lists(system, min_size=1, max_size=2),
+    dtype=st.sampled_from(["float64", "float32"]),
+    cutoff=st.sampled_from([4.0, 8.5]),
+)
+def test_equals_one_process_on_two_by_two_by_two(systems, dtype, cutoff):
+    case = {"grid": (2, 2, 2), "systems": systems, "dtype": dtype, "cutoff": cutoff, "skin": 0.5}
+    check_drawn(run_ranks(evaluate, 8, case, launcher="gloo"), dtype)
 
 
 def test_domains_thinner_than_the_ghost_width():
@@ -143,15 +184,16 @@ def left_handed(comm):
         return str(error)
 
 
-def test_slab_in_vacuum_is_balanced():
-    results = run_ranks(evaluate, 4, {"grid": (1, 1, 4), "systems": [slab()], "cutoff": 5.0}, launcher="gloo")
+@pytest.mark.parametrize("grid", [(1, 1, 4), (2, 1, 2), None])
+def test_slab_in_vacuum_is_balanced(grid):
+    """A slab in a fifth of the cell: equal boxes would leave ranks empty, the cuts follow the atoms."""
+    slab = {"seed": 3, "sites": [7, 7, 20], "slab": True}
+    case = {"systems": [slab], "cutoff": 5.0} | ({} if grid is None else {"grid": grid})
+    results = run_ranks(evaluate, 4, case, launcher="gloo")
     check(results)
     owned = [r["counts"][0] for r in results]
+    assert sum(owned) == 7 * 7 * 4
     assert max(owned) / (sum(owned) / 4) <= 1.1, owned
-
-
-def slab():
-    return {"seed": 3, "sites": [6, 6, 20], "fill": 1.0, "corner": False, "pbc": [True] * 3, "spacing": 1.15}
 
 
 def own_ids(comm, folder):

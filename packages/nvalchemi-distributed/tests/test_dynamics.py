@@ -50,6 +50,10 @@ class Watch:
         self.complete &= torch.equal(b.atom_id, torch.arange(b.num_nodes))
 
 
+# Large enough that on every grid below no rank sees the whole system.
+REPEAT = {"nve": (6, 6, 3), "nvt": (6, 6, 6)}
+
+
 def trajectory(comm, kind, steps, grid, hooks=True):
     """Final positions and the watch of a run with much migration."""
     model = lj(smoothing="shift")
@@ -60,7 +64,7 @@ def trajectory(comm, kind, steps, grid, hooks=True):
     parallel = DomainParallel(
         integrator, DomainConfig(cutoff=5.0, skin=0.6, grid_dims=tuple(grid)), n_steps=steps, hooks=extra
     )
-    owned = parallel.partition(fast_atoms() if comm.rank == 0 else None)
+    owned = parallel.partition(fast_atoms(repeat=REPEAT[kind]) if comm.rank == 0 else None)
     before = owned.atom_id.clone()
     parallel.run(owned)
     whole = parallel.gather(owned)
@@ -96,6 +100,7 @@ def test_nve_with_migration_equals_one_rank():
         assert sum(r["migrated"] for r in results) > 10
         assert results[0]["rebuilds"] > 10
         for r in results:
+            assert sum(r["counts"][:2]) < r["counts"][2]
             assert r["complete"]
             assert relative(r["energy"][:50], one["energy"][:50]) <= 1e-9
             assert max(r["momentum"]) <= 1e-12
@@ -110,6 +115,7 @@ def test_langevin_does_not_depend_on_the_number_of_ranks():
         results = run_ranks(trajectory, size, "nvt", 20, grid, launcher="gloo")
         assert sum(r["migrated"] for r in results) > 0
         for r in results:
+            assert sum(r["counts"][:2]) < r["counts"][2]
             assert relative(r["x"], one["x"]) <= 1e-12
             assert relative(r["v"], one["v"]) <= 1e-12
 
@@ -229,7 +235,7 @@ class Descent(BaseDynamics):
 
 def relax(comm, size):
     model = lj()
-    data = fcc(repeat=(4, 2, 2), a=5.27, jitter=0.0)
+    data = fcc(repeat=(6, 2, 2), a=5.27, jitter=0.0)
     # One half is perfect already; one atom of the other half is out of place.
     data.positions[-1, 0] += 0.3
     integrator = Descent(
@@ -239,9 +245,11 @@ def relax(comm, size):
     )
     parallel = DomainParallel(integrator, DomainConfig(cutoff=5.0, skin=0.5, grid_dims=(size, 1, 1)), n_steps=400)
     owned = parallel.partition(Batch.from_data_list([data]) if comm.rank == 0 else None)
+    perfect = float(parallel.evaluate(owned).forces.norm(dim=-1).max())
     parallel.run(owned)
     fmax = float(parallel.gather(owned).forces.norm(dim=-1).max())
-    return [parallel.step_count, fmax]
+    assert size == 1 or owned.n_owned + owned.n_ghost < data.num_nodes
+    return [parallel.step_count, fmax, float(owned.forces.norm(dim=-1).max()), perfect]
 
 
 @gloo
@@ -250,7 +258,10 @@ def test_convergence_is_decided_for_the_whole_mesh():
     one = run_ranks(relax, 1, 1, launcher="gloo")[0]
     assert 0 < one[0] < 400
     assert one[1] <= 0.02
-    assert [r[0] for r in run_ranks(relax, 2, 2, launcher="gloo")] == [one[0], one[0]]
+    two = run_ranks(relax, 2, 2, launcher="gloo")
+    assert [r[0] for r in two] == [one[0], one[0]]
+    # Left to themselves the ranks would have parted: one saw forces below the limit from the start, the other did not.
+    assert min(r[3] for r in two) <= 0.02 < max(r[3] for r in two)
 
 
 class GlobalKineticEnergyHook:

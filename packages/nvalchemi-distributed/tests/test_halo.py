@@ -10,7 +10,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from distmd_protocol.testkit import TOL, run_ranks
-from nvalchemi_distributed import DistributedModel, DomainConfig, DomainParallel, MLIPSpec, OutputKind
+from nvalchemi_distributed import (
+    DistributedModel,
+    DistributionSpec,
+    DomainConfig,
+    DomainParallel,
+    MLIPSpec,
+    OutputKind,
+)
 from nvalchemi_distributed.data import AtomicData, Batch
 from nvalchemi_distributed.domain.halo import _fold, _refresh, fold, pad, refresh
 from nvalchemi_distributed.dynamics import NVE, maxwell_boltzmann
@@ -43,11 +50,12 @@ class AutogradLJ(nn.Module, BaseModelMixin):
     def distribution_spec(self):
         return MLIPSpec(
             name="autograd pair",
+            distribution=DistributionSpec(shard_tensors=False),
             outputs={
-                "energy": OutputKind.SYSTEM_SUM,
-                "forces": OutputKind.NODE_FOLD if self.gives_forces else OutputKind.NODE_OWNED,
-                "virial": OutputKind.SYSTEM_SUM,
-                "stress": OutputKind.SYSTEM_SUM,
+                "energy": OutputKind.PER_GRAPH,
+                "forces": OutputKind.PER_NODE,
+                "virial": OutputKind.PER_GRAPH,
+                "stress": OutputKind.PER_GRAPH,
             },
         )
 

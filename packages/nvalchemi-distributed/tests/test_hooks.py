@@ -170,3 +170,61 @@ def test_memory_stays_flat():
     parallel.run(owned, 500)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB
     assert torch.isfinite(owned.forces).all()
+
+
+class Squeeze:
+    """Scales cell and atoms by a hundredth."""
+
+    frequency = 1
+
+    def __init__(self, stage):
+        self.stage = stage
+
+    def __call__(self, ctx, stage):
+        ctx.batch.cell *= 0.99
+        ctx.batch.positions *= 0.99
+
+
+def squeezed(comm, stage):
+    """Forces after two steps, or the error."""
+    model = lj()
+    batch = Batch.from_data_list([fcc(repeat=(8, 3, 3), a=5.15)])
+    integrator = NVE(
+        model, 2.0, hooks=[NeighborListHook(model.neighbor_config, skin=0.5), Squeeze(DynamicsStage[stage])]
+    )
+    parallel = DomainParallel(integrator, DomainConfig(cutoff=5.0, skin=0.5))
+    owned = parallel.partition(batch if comm.rank == 0 else None)
+    assert owned.n_owned + owned.n_ghost < 288
+    try:
+        parallel.run(owned, 2)
+    except ConfigError as error:
+        return str(error)
+    return parallel.gather().forces.tolist()
+
+
+@gloo
+def test_a_list_is_never_out_of_date_when_hooks_move_atoms():
+    """Hooks that come before the list hook, after it, and at an earlier stage."""
+    results = []
+    for stage, first in (("BEFORE_COMPUTE", True), ("BEFORE_COMPUTE", False), ("AFTER_PRE_UPDATE", False)):
+        model = lj()
+        batch = Batch.from_data_list([fcc(repeat=(8, 3, 3), a=5.15)])
+        # A skin so thin that a hundredth brings pairs in that it does not hold.
+        hooks = [NeighborListHook(model.neighbor_config, skin=0.01), Squeeze(DynamicsStage[stage])]
+        # The evaluation before the first step squeezes too.
+        integrator = NVE(model, 2.0, hooks=hooks[::-1] if first else hooks)
+        integrator.run(batch, 2)
+        exact = batch.clone()
+        make_list = NeighborListHook(model.neighbor_config, skin=0.0)
+        make_list.update(exact)
+        expected = model(exact)["forces"]
+        assert float((batch.forces - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
+        results.append(batch.forces)
+    assert float((results[0] - results[1]).abs().max()) <= 1e-12 * float(results[0].abs().max())
+    for message in run_ranks(squeezed, 2, "BEFORE_COMPUTE", launcher="gloo"):
+        assert "a hook changed positions at DynamicsStage.BEFORE_COMPUTE of step 0" in message
+        assert "AFTER_PRE_UPDATE" in message
+    for forces in run_ranks(squeezed, 2, "AFTER_PRE_UPDATE", launcher="gloo"):
+        assert float((torch.tensor(forces, dtype=torch.float64) - results[2]).abs().max()) <= 1e-12 * float(
+            results[2].abs().max()
+        )

@@ -87,7 +87,9 @@ def test_huge_sparse_box_and_dense_blob():
     edges = build_neighbor_list(blob, 60.0 * torch.eye(3).double()[None], pbc, torch.zeros(60).long(), 10.0)
     assert edges.n_edges == 60 * 59
     matrix = build_row_matrix(edges, 60, torch.zeros(60).long())
-    assert matrix.matrix.shape == (60, 59)
+    # 59 neighbours each, in lines of the next multiple of 16.
+    assert matrix.matrix.shape == (60, 64)
+    assert ((matrix.matrix != matrix.source.numel()).sum(1) == 59).all()
 
 
 def test_an_atom_that_flew_off_along_an_open_axis():
@@ -123,6 +125,13 @@ def test_row_matrix_gives_the_same_distances():
     padded = matrix.matrix == matrix.source.numel()
     assert torch.allclose(dense[~padded].sort().values, d.sort().values, atol=1e-12)
     assert float(dense[padded].min()) > 6.0
+    # Images follow a cell that is changed in place, with its atoms, and one of another dtype.
+    cell *= 1.1
+    stretched = torch.stack(matrix.rows(1.1 * x, cell), dim=-1)
+    assert torch.allclose(stretched[:-1], 1.1 * rows[:-1], atol=1e-12)
+    single = torch.stack(matrix.rows(1.1 * x.float(), cell.float()), dim=-1)
+    assert single.dtype == torch.float32
+    assert torch.allclose(single[:-1].double(), stretched[:-1], atol=1e-4)
 
 
 def test_wrap_is_the_identity_inside_and_lands_inside():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from systems import fcc, lj
@@ -91,3 +94,62 @@ def test_a_pointer_that_was_grown_and_not_written_does_not_count(before, tmp_pat
     assert again.steps == [*range(before), 9]
     for stored, batch in zip(again, [*batches[:before], batches[2]], strict=True):
         assert torch.equal(stored.positions, batch.positions)
+
+
+WRITER = """
+import os, resource, signal, sys
+import torch
+from nvalchemi_distributed.data import AtomicData, Batch
+from nvalchemi_distributed.dynamics.zarr_sink import ZarrData
+
+def frame(k, n=3000):
+    x = torch.rand(n, 3, generator=torch.Generator().manual_seed(k))
+    return Batch.from_data_list([AtomicData(x, torch.full((n,), 18))])
+
+for trial, limit in enumerate(map(int, sys.argv[2:])):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if limit:
+            # The system ends the process inside the write that would make a file larger, with a part of it written.
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        sink = ZarrData(f"{sys.argv[1]}/{trial}.zarr")
+        for k in range(8):
+            sink.write(frame(k), step=k)
+            os.write(write, b".")
+        os._exit(0)
+    if not limit:
+        os.read(read, 3)
+        os.read(read, 3)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == (signal.SIGXFSZ if limit else signal.SIGKILL), status
+    os.close(read)
+    os.close(write)
+"""
+
+
+def test_a_killed_writer_leaves_whole_snapshots(tmp_path):
+    """Ended in the middle of replacing a chunk that holds earlier snapshots, at three sizes; and killed with −9."""
+    limits = (50_000, 80_000, 110_000, 0)
+    done = subprocess.run(
+        [sys.executable, "-c", WRITER, tmp_path, *map(str, limits)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for trial, limit in enumerate(limits):
+        path = tmp_path / f"{trial}.zarr"
+        sink = zarr_sink.ZarrData(path, append=True)
+        # 36 kB of positions a snapshot, which do not compress much.
+        assert len(sink) == limit // 30_000 if limit else len(sink) >= 1
+        for k, stored in enumerate(sink):
+            expected = torch.rand(3000, 3, generator=torch.Generator().manual_seed(k))
+            assert torch.equal(stored.positions, expected)
+        assert sink.steps == list(range(len(sink)))
+        # The next run goes on behind the last whole snapshot.
+        sink.write(sink[0], step=99)
+        assert torch.equal(zarr_sink.ZarrData(path, append=True)[-1].positions, sink[0].positions)

@@ -14,6 +14,7 @@ from nvalchemi_distributed.dynamics.base import BaseDynamics, is_global
 from nvalchemi_distributed.errors import ConfigError, InputError, ModelError
 from nvalchemi_distributed.hooks.neighbor_list import NeighborListHook
 from nvalchemi_distributed.neighbors.cells import complete_cell
+from nvalchemi_distributed.spec import MLIPSpec
 
 
 def check_batch(batch: Batch) -> None:
@@ -72,14 +73,17 @@ def check_cells(cell: Tensor, pbc: Tensor) -> None:
             raise InputError(f"system {s}: left-handed cell (volume {volume:.6g} Å³); swap two lattice vectors")
 
 
-def check_dynamics(dynamics: BaseDynamics, config: DomainConfig, outer_hooks: list[object]) -> NeighborListHook | None:
-    """Model, hooks and configuration fit together. Returns the neighbour-list hook.
+def check_dynamics(
+    dynamics: BaseDynamics, config: DomainConfig, outer_hooks: list[object], spec: MLIPSpec | None = None
+) -> NeighborListHook | None:
+    """Model, hooks and configuration fit together, with ``spec`` or the model's own. Returns the neighbour-list hook.
 
     Raises:
         ConfigError, ModelError: see the messages.
     """
     model = dynamics.model
-    if model.distribution_spec is None:
+    spec = model.distribution_spec if spec is None else spec
+    if spec is None:
         raise ModelError(
             f"{type(model).__name__} has no distribution_spec, so nothing says how it behaves under decomposition; "
             "declare one (a preset such as SPEC_LJ_HALO, or an MLIPSpec)"
@@ -112,10 +116,10 @@ def check_dynamics(dynamics: BaseDynamics, config: DomainConfig, outer_hooks: li
             f"NeighborListHook has cutoff {hook.config.cutoff} and format {hook.config.format.value}, the model needs "
             f"{model.cutoff} and {model.neighbor_config.format.value}; pass model.neighbor_config"
         )
-    need = config.needed_width(model.distribution_spec.hops)
+    need = config.needed_width(spec.hops)
     if config.ghost_width is not None and config.ghost_width < need:
         raise ConfigError(
-            f"ghost_width={config.ghost_width}, but {model.distribution_spec.hops} hops need hops × cutoff + skin + "
+            f"ghost_width={config.ghost_width}, but {spec.hops} hops need hops × cutoff + skin + "
             f"migration_hysteresis = {need}; give at least {need}, or leave it out"
         )
     return hook

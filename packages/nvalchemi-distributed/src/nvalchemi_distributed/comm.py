@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,14 +11,20 @@ import torch
 import torch.distributed as dist
 
 from distmd_protocol import Comm, LocalComm, abort_on_uncaught, decode, encode
-from nvalchemi_distributed.collectives import all_gather_equal
+from nvalchemi_distributed.collectives import all_gather_equal, no_roll_call
 from nvalchemi_distributed.errors import ConfigError
 
 
 class GroupComm:
-    """A :class:`distmd_protocol.Comm` over ``group`` (gloo; the whole default group when left out)."""
+    """A :class:`distmd_protocol.Comm` over ``group`` (gloo; the whole default group when left out).
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    Args:
+        group: the ranks.
+        roll_call: debug mode; called with the name of each operation before it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, roll_call: Callable[[str], None] = no_roll_call) -> None:
+        self._roll_call = roll_call
         if not dist.is_initialized():
             raise ConfigError(
                 "torch.distributed has no process group; call world_comm() or dist.init_process_group first"
@@ -48,11 +55,13 @@ class GroupComm:
 
     def barrier(self) -> None:
         """Wait for every rank of the group."""
+        self._roll_call("comm.barrier")
         dist.barrier(group=self._group)
 
     def broadcast(self, obj: Any, root: int = 0) -> Any:
         """``root``'s object on every rank. JSON-able values or bytes."""
         data = encode(obj) if self._rank == root else b""
+        self._roll_call("comm.broadcast")
         length = torch.tensor([len(data)], dtype=torch.int64)
         source = root if self._group is None else dist.get_global_rank(self._group, root)
         dist.broadcast(length, src=source, group=self._group)
@@ -63,6 +72,7 @@ class GroupComm:
     def allgather(self, obj: Any) -> list[Any]:
         """Every rank's object in rank order, on every rank."""
         data = encode(obj)
+        self._roll_call("comm.allgather")
         lengths = torch.empty(self._size, dtype=torch.int64)
         all_gather_equal(lengths, torch.tensor([len(data)], dtype=torch.int64), self._group)
         most = int(lengths.max())
@@ -94,9 +104,9 @@ def check_backend(config: str) -> None:
         )
 
 
-def comm_for(group: dist.ProcessGroup | None) -> Comm:
+def comm_for(group: dist.ProcessGroup | None, roll_call: Callable[[str], None] = no_roll_call) -> Comm:
     """A communicator for a group, or :class:`LocalComm` for no group."""
-    return LocalComm() if group is None else GroupComm(group)
+    return LocalComm() if group is None else GroupComm(group, roll_call)
 
 
 def world_comm(timeout: float = 120.0) -> GroupComm:

@@ -39,6 +39,8 @@ class DomainConfig:
         require_nondegenerate: refuse a decomposition in which some rank's owned atoms and ghosts are the whole system.
         migration_hysteresis: an atom changes owner only once it is this far outside its owner's box (at a rebuild).
         rebalance_above: cuts follow the atoms where equal boxes have max/mean owned atoms above this.
+        debug_collectives: ranks announce each collective operation by number and name before they enter it, so that
+            ranks that go different ways are told apart by an error instead of waiting for each other. Slower.
 
     Raises:
         ConfigError: a value that cannot work; the message names it.
@@ -54,6 +56,7 @@ class DomainConfig:
     require_nondegenerate: bool = False
     migration_hysteresis: float = 0.0
     rebalance_above: float = 1.1
+    debug_collectives: bool = False
 
     def __post_init__(self) -> None:
         _positive("cutoff", self.cutoff)

@@ -34,9 +34,18 @@ class DistributedModel:
                 f"{type(model).__name__} has no distribution_spec, so nothing says how it behaves under decomposition; "
                 "declare one (a preset such as SPEC_LJ_HALO, or an MLIPSpec)"
             )
-        self.model, self.spec = model, spec
+        self.model, self.spec, self.transport = model, spec, transport
         self._strategy = HaloStrategy(model, spec, transport, reducer)
 
     def __call__(self, batch: ShardedBatch, *, step: int = 0) -> ModelOutputs:
         """Per-atom outputs for owned atoms, per-system outputs for the whole system on every rank. Collective."""
         return self._strategy.run_forward(batch, step)
+
+    def with_graph(self, batch: ShardedBatch) -> ModelOutputs:
+        """Outputs that can be differentiated again, for a loss on energies, forces or stress. Collective.
+
+        Per-atom outputs are complete for owned atoms; per-system ones are this rank's part. The loss is the sum of all
+        ranks' losses, so each term is written for owned atoms (or once a system), and gradients of parameters are
+        summed over ranks: ``transport``-wide sums such as ``DomainParallel.reduce.sum``.
+        """
+        return self._strategy.with_graph(batch)

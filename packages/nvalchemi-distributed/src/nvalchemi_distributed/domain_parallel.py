@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from distmd_protocol import Comm, LocalComm, agree, check_environment, rank_zero
 from nvalchemi_distributed.checks import check_batch, check_dynamics, refuse_per_atom_state, tensor_state
+from nvalchemi_distributed.collectives import no_roll_call
 from nvalchemi_distributed.comm import comm_for
 from nvalchemi_distributed.config import DomainConfig
 from nvalchemi_distributed.data.batch import Batch
@@ -25,10 +25,13 @@ from nvalchemi_distributed.dynamics.base import BaseDynamics, check_steps, is_gl
 from nvalchemi_distributed.errors import ConfigError, InputError, NonFiniteError, NotPartitionedError
 from nvalchemi_distributed.hooks.context import DynamicsContext, Hook, check_hook, runs_at
 from nvalchemi_distributed.hooks.neighbor_list import NeighborListHook
+from nvalchemi_distributed.mesh import group_of, roll_call_of
+from nvalchemi_distributed.minimum_image import check_minimum_image
 from nvalchemi_distributed.neighbors.cells import complete_cell
 from nvalchemi_distributed.precision import warn_if_reduced
 from nvalchemi_distributed.restart import load_dynamics, save_dynamics
 from nvalchemi_distributed.sharded_batch import ShardedBatch
+from nvalchemi_distributed.spec import MLIPSpec
 from nvalchemi_distributed.stages import DynamicsStage
 from nvalchemi_distributed.version import package_version
 
@@ -44,6 +47,8 @@ class DomainParallel:
         n_steps: steps of :meth:`run`; wins over the integrator's.
         hooks: called after the integrator's at each stage; with ``scope = HookScope.GLOBAL`` they see the whole
             system in ``atom_id`` order (within each system) on every rank.
+        spec: how the model behaves, such as one read with ``MLIPSpec.load``; its own ``distribution_spec`` when left
+            out.
 
     Raises:
         ConfigError, ModelError: what cannot work, before the first step, on every rank.
@@ -55,6 +60,7 @@ class DomainParallel:
         config: DomainConfig,
         n_steps: int | None = None,
         hooks: Iterable[Hook] | None = None,
+        spec: MLIPSpec | None = None,
     ) -> None:
         self.dynamics, self.config = dynamics, config
         self.hooks: list[Hook] = list(hooks or ())
@@ -62,13 +68,14 @@ class DomainParallel:
             check_hook(hook)
         check_steps(n_steps)
         self.n_steps = dynamics.n_steps if n_steps is None else n_steps
-        list_hook = check_dynamics(dynamics, config, list(self.hooks))
-        group = _group_of(config)
-        self._transport = Transport(group)
-        self._reducer = MeshReducer(self._transport)
-        self.comm: Comm = comm_for(group)
+        list_hook = check_dynamics(dynamics, config, list(self.hooks), spec)
+        group = group_of(config)
+        roll_call = roll_call_of(group) if config.debug_collectives else no_roll_call
+        self._transport = Transport(group, roll_call)
+        self._reducer = MeshReducer(self._transport, dynamics.reduce.registered)
+        self.comm: Comm = comm_for(group, roll_call)
         dynamics.reduce, dynamics.comm = self._reducer, self.comm
-        self.model = DistributedModel(dynamics.model, self._transport, self._reducer)
+        self.model = DistributedModel(dynamics.model, self._transport, self._reducer, spec)
         if config.grid_dims is not None:
             choose_grid(self._transport.size, torch.eye(3, dtype=torch.float64), config.grid_dims)
         self._domain = Domain(
@@ -119,6 +126,7 @@ class DomainParallel:
     def _prepare(self, batch: Batch | None, out: list[tuple[Batch, Boxes]]) -> None:
         assert batch is not None
         check_batch(batch)
+        check_minimum_image(self.dynamics.model, batch, self.config.cutoff)
         self.dynamics.check_system(batch)
         full = batch.clone()
         for name in self.dynamics.model.model_config.outputs:
@@ -236,6 +244,7 @@ class DomainParallel:
         warn_if_reduced("DomainParallel")
         batch, self._boxes, meta = load_dynamics(path, self._domain)
         with agree(self.comm, "restoring the integrator"):
+            check_minimum_image(self.dynamics.model, batch, self.config.cutoff)
             self.dynamics.check_system(batch)
             self.dynamics.load_state_dict(meta["dynamics"])
         whole = gather_batch(batch, self._transport)
@@ -254,7 +263,7 @@ class DomainParallel:
         self._closed = True
         self._transport.close()
         self.comm = LocalComm()
-        self.dynamics.reduce, self.dynamics.comm = LocalReducer(), LocalComm()
+        self.dynamics.reduce, self.dynamics.comm = LocalReducer(self._reducer.registered), LocalComm()
 
     def __enter__(self) -> DomainParallel:
         return self
@@ -284,7 +293,8 @@ class DomainParallel:
     def _evaluate(self, batch: Batch) -> None:
         assert isinstance(batch, ShardedBatch)
         assert self._boxes is not None
-        vote = cast_vote(batch.epoch, batch.positions, batch.cell, batch.pbc, self._reducer)
+        narrow = self._narrow_cell(batch)
+        vote = cast_vote(batch.epoch, batch.positions, batch.cell, batch.pbc, self._reducer, anyway=narrow is not None)
         if vote.non_finite:
             bad = ~torch.isfinite(batch.positions).all(-1)
             ids = self._transport.all_gather(batch.atom_id[bad], "non_finite").sort().values.tolist()
@@ -294,16 +304,46 @@ class DomainParallel:
             )
         if vote.rebuild:
             with agree(self.comm, "a rebuild"):
+                if narrow is not None:
+                    raise narrow
                 refuse_per_atom_state(self.dynamics, batch.num_nodes, batch.num_graphs, self._seen_state)
             # What has been looked at once is no per-atom state: a later match is a coincidence of sizes.
             self._seen_state |= tensor_state(self.dynamics)
             self._boxes = rebalanced(batch, self._boxes, self._domain)
             start_epoch(batch, self._boxes, self._domain, batch.epoch.number + 1)
             self.rebuilds += 1
-        self._fire(DynamicsStage.BEFORE_COMPUTE, batch)
+        self._before_compute(batch)
         outputs = self.model(batch, step=self.step_count)
         store_outputs(batch, outputs, self.dynamics.model, self.model.spec)
         self._fire(DynamicsStage.AFTER_COMPUTE, batch)
+
+    def _before_compute(self, batch: ShardedBatch) -> None:
+        """The hooks of that stage, which come after the ranks have agreed on the list and must not outdate it."""
+        stage, own = DynamicsStage.BEFORE_COMPUTE, [*self.dynamics.hooks, *self.hooks]
+        if not any(runs_at(h, stage, self.step_count) for h in own if not isinstance(h, NeighborListHook)):
+            return
+        before = {"positions": batch.positions.clone(), "cell": batch.cell.clone()}
+        self._fire(stage, batch)
+        for name, value in before.items():
+            if not torch.equal(value, getattr(batch, name)):
+                raise ConfigError(
+                    f"a hook changed {name} at {stage} of step {self.step_count}, after the neighbour list was found "
+                    f"valid; let it do that at {DynamicsStage.AFTER_PRE_UPDATE}"
+                )
+
+    def _narrow_cell(self, batch: ShardedBatch) -> InputError | None:
+        """What is wrong with a cell that the integrator or a hook has changed since the last rebuild.
+
+        It goes through the vote, so that it costs no collective of its own and a rank alone with it does not hang.
+        """
+        model = self.dynamics.model
+        if not model.model_config.minimum_image or torch.equal(batch.cell, batch.epoch.given_cell):
+            return None
+        try:
+            check_minimum_image(model, batch, self.config.cutoff)
+        except InputError as error:
+            return error
+        return None
 
     def _fire(self, stage: DynamicsStage, batch: Batch) -> None:
         assert isinstance(batch, ShardedBatch)
@@ -325,7 +365,7 @@ class DomainParallel:
             global_rank=self.comm.rank,
             workflow=self,
             comm=self.comm,
-            reduce=LocalReducer() if everything else self._reducer,
+            reduce=LocalReducer(self._reducer.registered) if everything else self._reducer,
             step_count=self.step_count,
             converged_mask=self.dynamics.converged_mask,
         )
@@ -343,22 +383,3 @@ class DomainParallel:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise NotPartitionedError("this DomainParallel is closed; make a new one")
-
-
-def _group_of(config: DomainConfig) -> dist.ProcessGroup | None:
-    """The process group of the mesh, the default group, or none on a single process."""
-    mesh = config.mesh
-    if mesh is None:
-        return dist.group.WORLD if dist.is_initialized() else None
-    if mesh.ndim != 1:
-        raise ConfigError(
-            f"the mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names}; pass the one to decompose over, mesh['domain']"
-        )
-    if mesh.get_coordinate() is None:
-        raise ConfigError("this rank is not part of the mesh; only ranks of the mesh make a DomainParallel")
-    group = mesh.get_group()
-    if dist.get_world_size(group) != mesh.size():
-        raise ConfigError(
-            f"the mesh has {mesh.size()} ranks, its group {dist.get_world_size(group)}; build it with init_device_mesh"
-        )
-    return group

@@ -31,6 +31,25 @@ class ModelError(DistributedSimulationError, TypeError):
     """A model that does not declare what the framework needs, or whose output has the wrong kind or shape."""
 
 
+class UnsupportedRowOp(DistributedSimulationError, RuntimeError):
+    """An operation on row-distributed tensors whose meaning over ranks is not declared.
+
+    No TypeError: torch's operators take one for a sign that the other operand may know better, and lose the message.
+    """
+
+
+class AdapterError(ModelError):
+    """An adapter that cannot be installed or applied: its target, argument or output does not exist."""
+
+
+class SummedTwiceError(ModelError):
+    """An output declared as a part of a sum that is whole already: it would come out × ranks."""
+
+
+class NotSummedError(ModelError):
+    """An output declared whole that is one rank's part."""
+
+
 class SinkFullError(DistributedSimulationError, RuntimeError):
     """A sink of fixed capacity is full."""
 

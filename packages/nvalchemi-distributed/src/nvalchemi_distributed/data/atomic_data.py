@@ -145,6 +145,17 @@ class AtomicData:
             return None
         raise AttributeError(f"no field {name!r}; there are {sorted([*self._node, *self._system])}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        elif name in self._node or name in NODE_FIELDS:
+            self.add_node_property(name, value)
+        elif name in self._system or name in SYSTEM_FIELDS:
+            self.add_system_property(name, value)
+        else:
+            # A plain attribute would be lost without a word when the system is batched.
+            raise AttributeError(f"no field {name!r}; add it with add_node_property or add_system_property")
+
     @property
     def num_nodes(self) -> int:
         """Number of atoms."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nvalchemi_distributed.data.atomic_data import AtomicData
+from nvalchemi_distributed.data.edges import EDGE_FIELDS, MATRIX_FIELDS, edge_field
 from nvalchemi_distributed.data.fields import NODE_FIELDS, SYSTEM_FIELDS, Level
 from nvalchemi_distributed.errors import InputError
 
@@ -20,7 +21,9 @@ class Batch:
 
     Fields are attributes: ``batch.positions`` is (N, 3), ``batch.cell`` is (S, 3, 3). ``batch_idx`` (N,) says to which
     system an atom belongs and never decreases. ``neighbors`` holds the neighbour list that a hook has put there, or
-    None. Assigning to a known field replaces it; a new field needs :meth:`add_key` with its level.
+    None; ``neighbor_list``, ``neighbor_list_shifts``, ``shifts`` and ``edge_ptr`` (COO format) or ``neighbor_matrix``,
+    ``neighbor_matrix_shifts`` and ``num_neighbors`` (matrix format) are read from it.
+    Assigning to a known field replaces it; a new field needs :meth:`add_key` with its level.
     """
 
     def __init__(self, node: Mapping[str, Tensor], system: Mapping[str, Tensor], batch_idx: Tensor) -> None:
@@ -70,6 +73,8 @@ class Batch:
                 return level[name]
         if name in NODE_FIELDS or name in SYSTEM_FIELDS:
             return None
+        if name in EDGE_FIELDS or name in MATRIX_FIELDS:
+            return edge_field(name, self.neighbors, self.cell, self._batch_idx)
         raise AttributeError(f"no field {name!r}; there are {sorted(self.keys)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -145,6 +150,21 @@ class Batch:
     def num_graphs(self) -> int:
         """Number of systems."""
         return int(self._system["cell"].shape[0])
+
+    @property
+    def batch_size(self) -> int:
+        """Number of systems, as :attr:`num_graphs`."""
+        return self.num_graphs
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of the neighbour list (COO format)."""
+        return int(self.neighbor_list.shape[0])
+
+    @property
+    def num_edges_list(self) -> list[int]:
+        """Edges of each system (COO format)."""
+        return torch.bincount(self._batch_idx[self.neighbor_list[:, 0]], minlength=self.num_graphs).tolist()
 
     @property
     def num_nodes_list(self) -> list[int]:

@@ -47,7 +47,13 @@ def id_checksum(atom_id: Tensor) -> Tensor:
 
 
 def check_complete(
-    atom_id: Tensor, expected: Tensor, reducer: Reducer, transport: Transport, positions: Tensor, all_ids: Tensor | None
+    atom_id: Tensor,
+    expected: Tensor,
+    reducer: Reducer,
+    transport: Transport,
+    positions: Tensor,
+    all_ids: Tensor | None,
+    last_seen: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Every atom is owned exactly once. One reduction; the same error on every rank.
 
@@ -58,9 +64,10 @@ def check_complete(
         transport: the mesh, for the list of ids when something is wrong.
         positions: (N, 3) owned positions, for the message.
         all_ids: the complete set where it is not 0 … n − 1.
+        last_seen: ids and positions of the atoms this rank owned at the last rebuild, for the message.
 
     Raises:
-        LostAtomsError: names the ids that are missing or doubled, and where doubled ones are.
+        LostAtomsError: names the ids that are missing or doubled, where the missing were last and the doubled are now.
     """
     total = reducer.sum(id_checksum(atom_id), "check_ids")
     if bool(torch.equal(total, expected)):
@@ -72,7 +79,13 @@ def check_complete(
     unique, counts = ids.unique(return_counts=True)
     doubled = unique[counts > 1].tolist()
     places = {i: where[ids == i].tolist() for i in doubled[:5]}
+    last: dict[int, list[float]] = {}
+    if last_seen is not None:
+        before = transport.all_gather(last_seen[0], "lost.last_ids")
+        seen = transport.all_gather(last_seen[1], "lost.last_positions")
+        last = {i: seen[before == i][0].tolist() for i in missing[:5] if bool((before == i).any())}
     raise LostAtomsError(
         f"{int(expected[0])} atoms expected, {ids.numel()} found after migration: missing ids {missing[:20]}, "
-        f"doubled ids {doubled[:20]} at {places}; restart from the last checkpoint with a smaller time step"
+        f"last at {last}, doubled ids {doubled[:20]} at {places}; restart from the last checkpoint with a smaller "
+        "time step"
     )

@@ -58,7 +58,7 @@ def build_plan(
     peers = meeting_ranks(boxes, cell, width + lag, transport.rank) if transport.size > 1 else []
     chosen = [within(frac, batch_idx, boxes, cell, width, r).nonzero().squeeze(-1) for r in peers]
     send = [int(c.numel()) for c in chosen]
-    recv = transport.counts(send, peers, "plan.counts") if peers else []
+    recv = transport.counts(send, peers, "plan.counts") if transport.size > 1 else []
     active = [k for k in range(len(peers)) if send[k] or recv[k]]
     empty = torch.zeros(0, dtype=torch.int64, device=frac.device)
     return HaloPlan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -60,12 +60,18 @@ def start_epoch(batch: ShardedBatch, boxes: Boxes, domain: Domain, number: int) 
     batch.image = batch.image + whole
     cell = complete_cell(batch.cell, batch.pbc)
     owner = _owners(batch, boxes, cell, config.migration_hysteresis, transport.rank)
+    last_seen = None
+    if batch.has_epoch:
+        last = batch.epoch
+        last_seen = (last.static["atom_id"][: last.plan.n_owned], last.reference)
     fields = {**batch.node_fields, "batch_idx": batch.batch_idx}
     if transport.size > 1:
         fields = migrate(fields, owner, transport)
         batch.replace_rows({k: v for k, v in fields.items() if k != "batch_idx"}, fields["batch_idx"])
     census = batch.census
-    check_complete(batch.atom_id, census.checksum, domain.reducer, transport, batch.positions, census.all_ids)
+    check_complete(
+        batch.atom_id, census.checksum, domain.reducer, transport, batch.positions, census.all_ids, last_seen
+    )
     enter_epoch(batch, boxes, domain, number)
 
 
@@ -90,8 +96,12 @@ def enter_epoch(batch: ShardedBatch, boxes: Boxes, domain: Domain, number: int) 
                 batch.pbc,
                 padded_idx,
                 config.cutoff + domain.list_skin,
-                plan.n_owned,
+                plan.n_owned if domain.hops == 1 else None,
             )
+            if domain.hops > 1 and isinstance(neighbors, NeighborList):
+                # A model that reads ghosts over several hops computes their features: ghosts receive too, and still
+                # only the energies of owned rows count.
+                neighbors = replace(neighbors, n_receivers=plan.n_owned)
             if number == 0:
                 _refuse_overlap(neighbors, padded, batch.cell, padded_idx, static["atom_id"])
         if config.require_nondegenerate and plan.n_padded >= census.n_atoms:
@@ -104,6 +114,7 @@ def enter_epoch(batch: ShardedBatch, boxes: Boxes, domain: Domain, number: int) 
         plan=plan,
         reference=batch.positions.detach().clone(),
         reference_cell=cell,
+        given_cell=batch.cell.detach().clone(),
         static=static,
         batch_idx=padded_idx,
         neighbors=neighbors,
@@ -117,18 +128,19 @@ def enter_epoch(batch: ShardedBatch, boxes: Boxes, domain: Domain, number: int) 
 def rebalanced(batch: ShardedBatch, boxes: Boxes, domain: Domain) -> Boxes:
     """Boxes that follow the atoms again, where the present ones have become uneven. Collective.
 
-    One MAX reduction; positions are gathered only when max/mean owned atoms exceeds ``rebalance_above``, and new
-    cuts are taken only when they are better by 5 %, so that what cannot be balanced is left alone.
+    One reduction; positions are gathered only when max/mean atoms in the present boxes exceeds ``rebalance_above``, and
+    new cuts are taken only when they are better by 5 %, so that what cannot be balanced is left alone. Counted are the
+    atoms where they are now, not those owned: these would show an imbalance one epoch too late.
     """
     size, n_atoms = domain.transport.size, batch.census.n_atoms
     if size == 1:
         return boxes
-    most = float(domain.reducer.max(torch.tensor([float(batch.num_nodes)], dtype=torch.float64), "balance"))
-    worst = most * size / n_atoms
-    if worst <= domain.config.rebalance_above:
-        return boxes
     positions, _ = wrap(batch.positions, batch.cell, batch.pbc, batch.batch_idx)
     frac = fractional(positions, complete_cell(batch.cell, batch.pbc), batch.batch_idx)
+    here = torch.bincount(boxes.owner(frac, batch.batch_idx), minlength=size).to(torch.float64)
+    worst = float(domain.reducer.sum(here, "balance").max()) * size / n_atoms
+    if worst <= domain.config.rebalance_above:
+        return boxes
     rows = pack({"atom_id": batch.atom_id, "frac": frac, "idx": batch.batch_idx})
     like = {"atom_id": batch.atom_id, "frac": frac, "idx": batch.batch_idx}
     everyone = unpack(domain.transport.all_gather(rows, "rebalance"), like)
@@ -151,7 +163,7 @@ def _owners(batch: ShardedBatch, boxes: Boxes, cell: Tensor, hysteresis: float, 
 def _static_rows(batch: ShardedBatch, plan: HaloPlan, transport: Transport) -> tuple[dict[str, Tensor], Tensor]:
     fields = {k: v for k, v in batch.node_fields.items() if k not in MOVING_FIELDS}
     fields["batch_idx"] = batch.batch_idx
-    if plan.peers.numel():
+    if transport.size > 1:
         fields = unpack(copy_to_ghosts(pack(fields), plan, transport), fields)
     return {k: v for k, v in fields.items() if k != "batch_idx"}, fields["batch_idx"]
 
@@ -161,14 +173,18 @@ def _refuse_overlap(
 ) -> None:
     """Two atoms at the same place have no finite force; found at the start, by id."""
     if isinstance(neighbors, RowMatrix):
-        x, y, z = neighbors.rows(padded, cell)
-        rows = torch.stack([x, y, z], dim=-1)
-        d = (rows[neighbors.matrix] - rows[: neighbors.n_receivers].unsqueeze(1)).square().sum(-1)
-        hit = (d < 1.0e-12).nonzero()
-        if hit.numel():
-            i, k = hit[0].tolist()
-            j = int(neighbors.source[neighbors.matrix[i, k]])
-            raise InputError(_overlap(int(atom_id[i]), int(atom_id[j])))
+        table = neighbors.rows(padded, cell)
+        lines = 500_000 // neighbors.matrix.shape[1]
+        for at in range(0, neighbors.n_receivers, lines):
+            part = neighbors.matrix[at : at + lines]
+            square = torch.zeros((), dtype=padded.dtype)
+            for c in table:
+                square = square + (c[part] - c[at : at + part.shape[0]].unsqueeze(1)).square()
+            hit = (square < 1.0e-12).nonzero()
+            if hit.numel():
+                i, k = hit[0].tolist()
+                pair = neighbors.source[[at + i, int(part[i, k])]]
+                raise InputError(_overlap(*sorted(atom_id[pair].tolist())))
         return
     shift = torch.bmm(neighbors.images.to(cell.dtype).unsqueeze(1), cell[batch_idx[neighbors.senders]]).squeeze(1)
     d = (padded[neighbors.senders] + shift - padded[neighbors.receivers]).square().sum(-1)

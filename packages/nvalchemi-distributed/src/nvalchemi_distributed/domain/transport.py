@@ -8,30 +8,41 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nvalchemi_distributed.collectives import all_gather_equal
+from nvalchemi_distributed.collectives import all_gather_equal, no_roll_call
 from nvalchemi_distributed.errors import TransportError
 
 # Weak: an entry lives as long as its transport does. Nothing is found here that was not handed in by key.
 _LIVE: weakref.WeakValueDictionary[str, Transport] = weakref.WeakValueDictionary()
 _SERIAL = itertools.count()
+# Tags from here on are reductions'; exchanges of rows have tag 0.
+_REDUCTIONS = 1
 
 
 @dataclass
 class Traffic:
-    """What went through, for tests and for the table of what a step does."""
+    """What went through, for tests and for the table of what a step does.
+
+    Attributes:
+        exchanges: collective calls that move rows.
+        messages, bytes_sent: point to point, as sender; all-to-all counts and all-gathers of a rebuild are not in them.
+        reductions: all-reduces; the messages they are made of are not in the line above.
+        by_name: calls of each kind.
+        by_peer: messages to each group rank.
+    """
 
     exchanges: int = 0
     messages: int = 0
     bytes_sent: int = 0
     reductions: int = 0
     by_name: dict[str, int] = field(default_factory=dict)
+    by_peer: dict[int, int] = field(default_factory=dict)
 
     def note(self, name: str) -> None:
         """Count one operation under its name."""
@@ -43,9 +54,11 @@ class Transport:
 
     Args:
         group: the ranks that exchange; ``None`` is a single rank, and nothing is sent.
+        roll_call: debug mode; called with the name of each operation before it.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, roll_call: Callable[[str], None] = no_roll_call) -> None:
+        self.roll_call = roll_call
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self._global = [0] if group is None else [dist.get_global_rank(group, r) for r in range(self.size)]
@@ -72,6 +85,7 @@ class Transport:
         Returns:
             One tensor a peer, ``counts[k]`` rows.
         """
+        self.roll_call(name)
         self.traffic.exchanges += 1
         self.traffic.note(name)
         pending: list[dist.Work] = []
@@ -87,6 +101,7 @@ class Transport:
                 block = part.detach().contiguous()
                 kept.append(block)
                 self.traffic.messages += 1
+                self.traffic.by_peer[peer] = self.traffic.by_peer.get(peer, 0) + 1
                 self.traffic.bytes_sent += block.numel() * block.element_size()
                 pending.append(_required(dist.isend(block, dst=self._global[peer], group=self.group)))
         for work in pending:
@@ -98,6 +113,49 @@ class Transport:
         parts = [torch.tensor([c], dtype=torch.int64) for c in send]
         return [int(t[0]) for t in self.exchange(parts, peers, [1] * len(peers), name)]
 
+    def all_reduce(self, buffer: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """``combine`` of every rank's ``buffer``, the same bits on every rank; a few numbers, not arrays of atoms.
+
+        Pairs of ranks swap what they have, log2(W) times: gloo's own all-reduce goes around a ring of all W ranks, and
+        takes several times as long for two. Ranks beyond the largest power of two give theirs to a partner first and
+        get the result from it.
+
+        Args:
+            buffer: contiguous, the same shape and dtype on every rank.
+            combine: ``torch.add`` or ``torch.maximum``: what a pair makes must not depend on the order.
+        """
+        if not buffer.numel():
+            return buffer
+        whole = 1 << (self.size.bit_length() - 1)
+        extra = self.size - whole
+        if self.rank >= whole:
+            self._swap(buffer, None, self.rank - whole)
+            return self._swap(None, torch.empty_like(buffer), self.rank - whole)
+        partner = self.rank + whole if self.rank < extra else None
+        if partner is not None:
+            buffer = combine(buffer, self._swap(None, torch.empty_like(buffer), partner))
+        step = 1
+        while step < whole:
+            buffer = combine(buffer, self._swap(buffer, torch.empty_like(buffer), self.rank ^ step))
+            step *= 2
+        if partner is not None:
+            self._swap(buffer, None, partner)
+        return buffer
+
+    def _swap(self, mine: Tensor | None, out: Tensor | None, peer: int) -> Tensor:
+        """Send ``mine`` and fill ``out``, where given. The number of bytes is the tag, so that reductions of ranks that
+        disagree wait for each other, as gloo's own would, and never mistake each other's numbers."""
+        tag = _REDUCTIONS + sum(t.numel() * t.element_size() for t in (mine if out is None else out,) if t is not None)
+        rank = self._global[peer]
+        pending = []
+        if out is not None:
+            pending.append(_required(dist.irecv(out, src=rank, group=self.group, tag=tag)))
+        if mine is not None:
+            pending.append(_required(dist.isend(mine, dst=rank, group=self.group, tag=tag)))
+        for work in pending:
+            work.wait()
+        return mine if out is None else out  # type: ignore[return-value]
+
     def all_to_all(self, rows: Tensor, send: Sequence[int], name: str) -> tuple[Tensor, list[int]]:
         """Rows for any rank (migration, partition): ``rows`` in rank order, ``send[r]`` of them for rank r.
 
@@ -106,6 +164,7 @@ class Transport:
         """
         if self.size == 1:
             return rows, list(send)
+        self.roll_call(name)
         self.traffic.exchanges += 1
         self.traffic.note(name)
         out = torch.tensor(list(send), dtype=torch.int64)
@@ -124,6 +183,7 @@ class Transport:
         """Every rank's rows in rank order, on every rank. Uneven counts are padded: gloo gathers equal shapes only."""
         if self.size == 1:
             return rows
+        self.roll_call(name)
         self.traffic.exchanges += 1
         self.traffic.note(name)
         mine = torch.tensor([rows.shape[0]], dtype=torch.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ from nvalchemi_distributed.domain.reduce import LocalReducer, Reducer
 from nvalchemi_distributed.dynamics.convergence import ConvergenceHook
 from nvalchemi_distributed.errors import ConfigError, InputError, ModelError, NonFiniteError
 from nvalchemi_distributed.hooks.context import DynamicsContext, Hook, check_hook, runs_at
+from nvalchemi_distributed.hooks.neighbor_list import NeighborListHook
+from nvalchemi_distributed.minimum_image import check_minimum_image
 from nvalchemi_distributed.models.base import BaseModelMixin, ModelOutputs
+from nvalchemi_distributed.models.gradient import evaluate
 from nvalchemi_distributed.spec import MLIPSpec, OutputKind
 from nvalchemi_distributed.stages import DynamicsStage, HookScope
 
@@ -99,10 +102,20 @@ class BaseDynamics:
         if bad.numel():
             raise NonFiniteError(f"positions of atoms {bad[:20].tolist()} are not finite at step {self.step_count}")
         self._call_hooks(DynamicsStage.BEFORE_COMPUTE, batch)
-        outputs = self.model(batch)  # type: ignore[operator]
+        self._refresh_list(batch)
+        # At every step: integrator and hooks may change the cell.
+        check_minimum_image(self.model, batch)
+        outputs = evaluate(self.model, batch)
         check_finite(outputs, batch, self.step_count)
         store_outputs(batch, outputs, self.model)
         self._call_hooks(DynamicsStage.AFTER_COMPUTE, batch)
+
+    def __enter__(self) -> Self:
+        """For ``with NVE(…) as md``; a run closes its own hooks, so there is nothing left to do at the end."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is held open between runs."""
 
     def step(self, batch: Batch) -> Batch:
         """One step; evaluates the model first when this batch has not been."""
@@ -156,6 +169,13 @@ class BaseDynamics:
         for hook in self.hooks:
             if runs_at(hook, stage, self.step_count):
                 hook(self.context(batch), stage)
+
+    def _refresh_list(self, batch: Batch) -> None:
+        """Once more for a list hook that others came after: they may have moved atoms or changed the cell."""
+        due = [hook for hook in self.hooks if runs_at(hook, DynamicsStage.BEFORE_COMPUTE, self.step_count)]
+        for hook in due[:-1]:
+            if isinstance(hook, NeighborListHook):
+                hook.update(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state for a checkpoint; subclasses add their own to it."""
@@ -215,7 +235,7 @@ def _level(name: str, value: Tensor, batch: Batch, spec: MLIPSpec | None) -> Lev
     if name in NODE_FIELDS or name in SYSTEM_FIELDS:
         return "node" if name in NODE_FIELDS else "system"
     if spec is not None and name in spec.outputs:
-        return "node" if spec.outputs[name] in (OutputKind.NODE_OWNED, OutputKind.NODE_FOLD) else "system"
+        return "node" if spec.outputs[name].kind is OutputKind.PER_NODE else "system"
     # One process, and a model that declares nothing: only the number of rows is left.
     if batch.num_graphs == batch.num_nodes:
         raise ModelError(

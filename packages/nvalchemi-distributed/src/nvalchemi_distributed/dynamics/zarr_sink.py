@@ -27,8 +27,8 @@ class ZarrData:
 
     All snapshots have the fields of the first; the number of atoms may change from one to the next. Each rank writes
     its own group, or rank zero writes the whole system with a ``HookScope.GLOBAL`` hook: the group is made by the first
-    ``write``, so that the other ranks' sinks of the same path touch nothing. The pointer is written last, and one that
-    was not written does not count, so a killed run leaves whole snapshots only.
+    ``write``, so that the other ranks' sinks of the same path touch nothing. Chunks are replaced, never written over,
+    and the pointer comes last; one that was not written does not count. So a killed run leaves whole snapshots only.
 
     Args:
         path: of the group; must not exist unless ``append``.

@@ -12,6 +12,7 @@ from nvalchemi_distributed.data.batch import Batch
 from nvalchemi_distributed.errors import ConfigError
 from nvalchemi_distributed.hooks.context import DynamicsContext
 from nvalchemi_distributed.neighbors.cells import complete_cell
+from nvalchemi_distributed.neighbors.columns import COLUMNS_FROM, build_by_columns
 from nvalchemi_distributed.neighbors.config import NeighborConfig, NeighborListFormat
 from nvalchemi_distributed.neighbors.neighbor_list import NeighborList, build_neighbor_list
 from nvalchemi_distributed.neighbors.row_matrix import RowMatrix, build_row_matrix
@@ -89,6 +90,10 @@ def make_neighbors(
     n_receivers: int | None = None,
 ) -> NeighborList | RowMatrix:
     """The list in the format that ``config`` asks for, complete up to ``reach`` Å."""
+    if config.format is NeighborListFormat.MATRIX and cell.shape[0] == 1 and positions.shape[0] >= COLUMNS_FROM:
+        matrix = build_by_columns(positions, cell, pbc, reach, n_receivers)
+        if matrix is not None:
+            return matrix
     edges = build_neighbor_list(positions, cell, pbc, batch_idx, reach, n_receivers)
     if config.format is NeighborListFormat.COO:
         return edges

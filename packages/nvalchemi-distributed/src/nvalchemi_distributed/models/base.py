@@ -25,6 +25,8 @@ class ModelConfig:
         autograd_outputs: those that the framework takes from the energy: ``forces``, and ``virial`` or ``stress``.
             Empty for a model that returns them itself.
         neighbor_config: what its neighbour list must be, or ``None`` when it needs none.
+        minimum_image: the model sees one image of each atom only, by a minimum-image convention or a list of its own;
+            a periodic cell narrower than twice the cutoff is then refused. Otherwise such cells are ordinary input.
         active_outputs: what the next forward computes; all of ``outputs`` when left out. May be changed at any time.
 
     Raises:
@@ -34,6 +36,7 @@ class ModelConfig:
     outputs: frozenset[str] = frozenset({"energy"})
     autograd_outputs: frozenset[str] = frozenset()
     neighbor_config: NeighborConfig | None = None
+    minimum_image: bool = False
     active_outputs: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -39,7 +39,8 @@ class PairPotentialWrapper(nn.Module, BaseModelMixin):
         tail_correction: add the analytic g(r) = 1 correction to energy and virial; needs a system periodic along all
             axes. Forces have none.
         compile: fuse the kernel with ``torch.compile``. The first call then takes some seconds and a C++ compiler;
-            a step of some thousand atoms becomes several times faster.
+            a step of some thousand atoms becomes several times faster. Where no compiler works a warning is logged
+            and the kernel runs as with ``False``.
 
     Raises:
         InputError: parameters that do not make the family, a table of the wrong size, or a tail where there is none.
@@ -84,7 +85,7 @@ class PairPotentialWrapper(nn.Module, BaseModelMixin):
             self._tail = (torch.from_numpy(energy), torch.from_numpy(virial))
         self._numbers = self._species_numbers()
         self._known_numbers: Tensor | None = None
-        self._kernels: dict[bool, Kernel] = {}
+        self._kernels: dict[tuple[bool, bool], Kernel] = {}
         self._cast: dict[torch.dtype, tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor]] = {}
 
     @classmethod
@@ -180,28 +181,34 @@ class PairPotentialWrapper(nn.Module, BaseModelMixin):
 
     def _evaluate(self, data: Batch, rows: RowMatrix, active: frozenset[str]) -> ModelOutputs:
         with_virial = bool(active & {"virial", "stress"})
-        if with_virial not in self._kernels:
-            self._kernels[with_virial] = make_kernel(
-                self._form, len(self.species), with_virial=with_virial, compiled=self.compile_kernel
+        needs = ("energy" in active, with_virial)
+        if needs not in self._kernels:
+            self._kernels[needs] = make_kernel(
+                self._form,
+                len(self.species),
+                with_energy=needs[0],
+                with_virial=with_virial,
+                compiled=self.compile_kernel,
             )
         x, y, z = rows.rows(data.positions, data.cell)
         params, shared, shift, cutoff2 = self._parameters_as(data.positions.dtype)
         types = self._row_types(data, rows)
-        e, fx, fy, fz, w = self._kernels[with_virial](x, y, z, rows.matrix, cutoff2, shift, params, shared, types)
+        e, fx, fy, fz, w = self._kernels[needs](x, y, z, rows.matrix, cutoff2, shift, params, shared, types)
         out: ModelOutputs = {}
         if "forces" in active:
-            out["forces"] = torch.stack([fx, fy, fz], dim=1)
-        idx, n_systems, m = data.batch_idx[: rows.n_receivers], data.num_graphs, rows.n_receivers
-        energy = _per_system(e.unsqueeze(-1), idx, n_systems)
+            out["forces"] = rows.to_atoms(torch.stack([fx, fy, fz], dim=1))
+        idx, n_systems, m = rows.system[: rows.n_receivers], data.num_graphs, rows.n_receivers
+        energy = _per_system(e.unsqueeze(-1), idx, n_systems) if needs[0] else None
         virial = (
             _per_system(w, idx, n_systems)[:, [0, 5, 4, 5, 1, 3, 4, 3, 2]].reshape(-1, 3, 3) if with_virial else None
         )
         if self._tail is not None:
             tail_energy, tail_virial = self._tail_share(data, idx, m)
-            energy = energy + tail_energy.unsqueeze(-1)
+            if energy is not None:
+                energy = energy + tail_energy.unsqueeze(-1)
             if virial is not None:
                 virial = virial + tail_virial.reshape(-1, 1, 1) * torch.eye(3, dtype=virial.dtype)
-        if "energy" in active:
+        if energy is not None:
             out["energy"] = energy
         if virial is not None and "virial" in active:
             out["virial"] = virial

@@ -26,7 +26,8 @@ class NeighborList:
         receivers: (E,) int64 rows below ``n_receivers``, never decreasing.
         senders: (E,) int64 rows.
         images: (E, 3) int64 whole cells added to the sender.
-        n_receivers: how many rows receive (under decomposition: the owned atoms).
+        n_receivers: how many rows receive and have an energy that counts (under decomposition: the owned atoms; where a
+            spec has ``hops`` above 1, ghosts receive as well, and their energies do not count).
         cutoff: Å, pairs up to this distance are listed (skin included).
     """
 

@@ -1,13 +1,12 @@
 """The matrix form: images as rows, one padded line of row numbers a receiver.
 
 A shift per pair is what makes a pair potential slow; here each (atom, image) that any receiver sees is one row,
-and rows are moved once a step. Letters: N atoms (rows of the batch), R rows with images, M receivers, K most
-neighbours.
+and rows are moved once a step. Letters: N atoms (of the batch), R rows, M receivers, K places for neighbours.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,26 +14,40 @@ from torch import Tensor
 from nvalchemi_distributed.neighbors.cells import cartesian_shift
 from nvalchemi_distributed.neighbors.neighbor_list import NeighborList
 
+_LANES = 16
+
+
+def padded_width(most: int) -> int:
+    """Places a line has for ``most`` neighbours: a multiple of 16, so that a vectorised loop over it has no rest."""
+    return max(1, -(-most // _LANES)) * _LANES
+
 
 @dataclass(frozen=True)
 class RowMatrix:
     """Rows and who sees which.
 
     Attributes:
-        source: (R,) int64, the atom a row is a copy of; the first N are the atoms themselves.
-        image: (R - N, 3) int64, whole cells added to the rows after the first N.
-        image_system: (R - N,) int64, the system of these rows.
-        matrix: (M, K) int64 row numbers, padded with R, the row that :meth:`rows` parks out of reach.
+        source: (R,) int64, the atom a row is a copy of. The first M rows are the receivers themselves, in an order of
+            their own (that of the batch, or a spatial one): ``source[:M]`` holds each atom below M once.
+        image: (R − M, 3) int64, whole cells added to the rows after the receivers.
+        system: (R,) int64, the system of each row.
+        matrix: (M, K) int32 row numbers, padded with R, the row that :meth:`rows` parks out of reach.
         n_receivers: M.
         cutoff: Å, skin included.
     """
 
     source: Tensor
     image: Tensor
-    image_system: Tensor
+    system: Tensor
     matrix: Tensor
     n_receivers: int
     cutoff: float
+    _known: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def receivers(self) -> Tensor:
+        """(M,) int64, the atom that each line of the matrix belongs to."""
+        return self.source[: self.n_receivers]
 
     def rows(self, positions: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x, y and z, each (R + 1,), of every row; the last is farther than the cutoff from all others.
@@ -43,13 +56,30 @@ class RowMatrix:
             positions: (N, 3) Å.
             cell: (S, 3, 3) Å.
         """
-        moved = positions[self.source[positions.shape[0] :]] + cartesian_shift(self.image, cell, self.image_system)
+        m, n_rows = self.n_receivers, self.source.numel()
+        columns = positions.t().contiguous()
+        table = positions.new_empty((3, n_rows + 1))
+        for column, out in zip(columns, table, strict=True):
+            torch.index_select(column, 0, self.source, out=out[:n_rows])
+        table[:, m:n_rows] += self._shift(cell)
         # Parked relative to the atoms: a fixed coordinate would lie inside a large box.
-        far = positions.amax() if positions.numel() else positions.new_zeros(())
-        far = torch.maximum(far, moved.amax()) if moved.numel() else far
-        park = (far + 2 * self.cutoff).expand(1, 3)
-        table = torch.cat([positions, moved, park]).t().contiguous()
+        table[:, -1] = (table[:, :n_rows].amax() if n_rows else 0.0) + 2 * self.cutoff
         return table[0], table[1], table[2]
+
+    def _shift(self, cell: Tensor) -> Tensor:
+        """(3, R − M) Å that images lie away from their atoms; made anew only when the cell is another."""
+        if self._known:
+            of, shift = self._known[0]
+            if of.dtype == cell.dtype and torch.equal(of, cell):
+                return shift
+        shift = cartesian_shift(self.image, cell, self.system[self.n_receivers :]).t().contiguous()
+        # A copy: cells are also changed in place.
+        self._known[:] = [(cell.clone(), shift)]
+        return shift
+
+    def to_atoms(self, lines: Tensor) -> Tensor:
+        """(M, …) values of lines in the order of the batch's first M atoms."""
+        return torch.empty_like(lines).index_copy_(0, self.receivers, lines)
 
 
 def build_row_matrix(edges: NeighborList, n_atoms: int, batch_idx: Tensor) -> RowMatrix:
@@ -83,15 +113,14 @@ def build_row_matrix(edges: NeighborList, n_atoms: int, batch_idx: Tensor) -> Ro
     else:
         image = torch.zeros(0, 3, dtype=torch.int64, device=device)
         source = torch.zeros(0, dtype=torch.int64, device=device)
-    n_rows = n_atoms + source.numel()
+    source = torch.cat([torch.arange(n_atoms, device=device), source])
     m = edges.n_receivers
+    image = torch.cat([image.new_zeros(n_atoms - m, 3), image])
     counts = torch.bincount(edges.receivers, minlength=m)
-    width = max(int(counts.max()) if m and counts.numel() else 1, 1)
-    matrix = torch.full((m, width), n_rows, dtype=torch.int64, device=device)
+    width = padded_width(int(counts.max()) if m and counts.numel() else 0)
+    matrix = torch.full((m, width), source.numel(), dtype=torch.int32, device=device)
     if edges.n_edges:
         start = counts.cumsum(0) - counts
         column = torch.arange(edges.n_edges, device=device) - start[edges.receivers]
-        matrix[edges.receivers, column] = row
-    return RowMatrix(
-        torch.cat([torch.arange(n_atoms, device=device), source]), image, batch_idx[source], matrix, m, edges.cutoff
-    )
+        matrix[edges.receivers, column] = row.to(torch.int32)
+    return RowMatrix(source, image, batch_idx[source], matrix, m, edges.cutoff)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nvalchemi_distributed._typing import ModelOutputs
+from nvalchemi_distributed.context import DistributedContext
 from nvalchemi_distributed.data.batch import Batch
-from nvalchemi_distributed.domain.halo import copy_to_ghosts, fold, refresh_owned
+from nvalchemi_distributed.domain.halo import copy_to_ghosts, refresh_owned
 from nvalchemi_distributed.domain.reduce import Reducer
 from nvalchemi_distributed.domain.transport import Transport
 from nvalchemi_distributed.errors import ModelError, NonFiniteError
 from nvalchemi_distributed.models.base import BaseModelMixin
+from nvalchemi_distributed.models.gradient import check_wanted, gradient_outputs, make_leaves
+from nvalchemi_distributed.shard_tensor import ShardTensor
 from nvalchemi_distributed.sharded_batch import ShardedBatch
-from nvalchemi_distributed.spec import MLIPSpec, OutputKind
-
-_NODE = (OutputKind.NODE_OWNED, OutputKind.NODE_FOLD)
+from nvalchemi_distributed.spec import MLIPSpec
+from nvalchemi_distributed.strategies.consolidate import consolidate, energy_share
+from nvalchemi_distributed.strategies.scope import as_row_tensors, forward_scope
 
 
 class HaloStrategy:
@@ -36,105 +41,81 @@ class HaloStrategy:
             ModelError: an active output without a kind, or of the wrong shape.
             NonFiniteError: on every rank, with atom ids and step.
         """
-        config = self.model.model_config
-        active = config.check_active()
+        active = self._active()
+        gradients = self.model.model_config.autograd_outputs & active
+        with self._scope(batch) as context:
+            if gradients:
+                outputs = self._with_autograd(batch, active, context)
+            else:
+                padded = copy_to_ghosts(batch.positions, batch.epoch.plan, self.transport)
+                outputs = dict(self.model(self._view(batch, padded, batch.cell, context)))  # type: ignore[operator]
+            _require(outputs, active)
+            done = consolidate(
+                {k: v for k, v in outputs.items() if k in active},
+                dict(self.spec.outputs),
+                gradients,
+                batch.num_graphs,
+                context,
+                self.reducer,
+            )
+        if not done.all_finite:
+            self._raise_non_finite(batch, done.bad, done.outputs, step)
+        return done.outputs
+
+    def with_graph(self, batch: ShardedBatch) -> ModelOutputs:
+        """Outputs that can be differentiated again: forces of owned atoms, per-system parts of this rank. Collective.
+
+        A loss is the sum of all ranks' losses; so is the gradient of a parameter.
+
+        Raises:
+            ModelError: as :meth:`run_forward`.
+        """
+        active = self._active()
+        with self._scope(batch) as context:
+            outputs = self._with_autograd(batch, active, context, create_graph=True)
+        _require(outputs, active)
+        return {k: v.to_local() if isinstance(v, ShardTensor) else v for k, v in outputs.items() if k in active}
+
+    def _active(self) -> frozenset[str]:
+        active = self.model.model_config.check_active()
         undeclared = active - set(self.spec.outputs)
         if undeclared:
             raise ModelError(
                 f"outputs {sorted(undeclared)} have no kind in the spec {self.spec.name!r}; declare them there"
             )
-        if config.autograd_outputs & active:
-            outputs = self._with_autograd(batch, active)
-        else:
-            padded = self._view(batch, copy_to_ghosts(batch.positions, batch.epoch.plan, self.transport), batch.cell)
-            outputs = dict(self.model(padded))  # type: ignore[operator]
-        return self._consolidate(batch, {k: v for k, v in outputs.items() if k in active}, active, step)
+        check_wanted(self.model.model_config.autograd_outputs & active)
+        return active
 
-    def _view(self, batch: ShardedBatch, positions: Tensor, cell: Tensor) -> Batch:
+    def _scope(self, batch: ShardedBatch) -> AbstractContextManager[DistributedContext]:
+        assert isinstance(self.model, nn.Module)
+        return forward_scope(self.model, self.spec.distribution, batch.epoch.plan, self.transport)
+
+    def _view(self, batch: ShardedBatch, positions: Tensor, cell: Tensor, context: DistributedContext) -> Batch:
         """The owned and ghost rows as the wrapper sees them."""
         epoch = batch.epoch
         outputs = self.model.model_config.outputs
         system = {k: v for k, v in batch.system_fields.items() if k not in outputs}
         view = Batch({**epoch.static, "positions": positions}, {**system, "cell": cell}, epoch.batch_idx)
         view.neighbors = epoch.neighbors
-        return view
+        return as_row_tensors(view, context) if self.spec.distribution.shard_tensors else view
 
-    def _with_autograd(self, batch: ShardedBatch, active: frozenset[str]) -> ModelOutputs:
-        wanted = self.model.model_config.autograd_outputs & active
-        unknown = wanted - {"forces", "virial", "stress"}
-        if unknown:
-            raise ModelError(
-                f"autograd_outputs {sorted(unknown)} cannot be taken from the energy; the model must give them"
-            )
-        plan = batch.epoch.plan
-        owned = batch.positions.detach().clone().requires_grad_(True)
-        strain = torch.zeros_like(batch.cell).requires_grad_(True)
-        deformed = owned + torch.bmm(owned.unsqueeze(1), strain[batch.batch_idx]).squeeze(1)
-        cell = batch.cell + batch.cell @ strain
-        padded = refresh_owned(deformed, plan, self.transport)
-        outputs = dict(self.model(self._view(batch, padded, cell)))  # type: ignore[operator]
-        energy = outputs["energy"]
-        # The zero term puts every rank into the same exchanges, one without atoms included.
-        total = energy.sum() + 0.0 * padded.sum() + 0.0 * strain.sum()
-        gradient, strained = torch.autograd.grad(total, [owned, strain])
-        if "forces" in wanted:
-            outputs["forces"] = -gradient
-        virial = -strained.to(torch.float64)
-        virial = 0.5 * (virial + virial.transpose(-1, -2))
-        if "virial" in wanted:
-            outputs["virial"] = virial
-        if "stress" in wanted:
-            volume = batch.cell.to(torch.float64).det().abs().reshape(-1, 1, 1)
-            outputs["stress"] = torch.where(volume > 0, -virial / volume, torch.zeros_like(virial))
-        return outputs
-
-    def _consolidate(
-        self, batch: ShardedBatch, outputs: ModelOutputs, active: frozenset[str], step: int
+    def _with_autograd(
+        self, batch: ShardedBatch, active: frozenset[str], context: DistributedContext, *, create_graph: bool = False
     ) -> ModelOutputs:
-        missing = active - set(outputs)
-        if missing:
+        wanted = self.model.model_config.autograd_outputs & active
+        leaves = make_leaves(batch.positions, batch.cell, batch.batch_idx)
+        padded = refresh_owned(leaves.deformed, batch.epoch.plan, self.transport)
+        view = self._view(batch, padded, leaves.deformed_cell, context)
+        outputs = dict(self.model(view))  # type: ignore[operator]
+        if "energy" not in outputs:
             raise ModelError(
-                f"the model did not give {sorted(missing)}, which are active; narrow active_outputs or give them"
+                f"the model gave {sorted(outputs)}; {sorted(wanted)} are taken from its energy, so give it"
             )
-        plan = batch.epoch.plan
-        final: ModelOutputs = {}
-        partial: list[Tensor] = []
-        bad = torch.zeros(batch.num_nodes, dtype=torch.bool, device=batch.device)
-        for name in sorted(outputs):
-            kind, value = self.spec.outputs[name], outputs[name].detach()
-            if kind in _NODE:
-                if kind is OutputKind.NODE_FOLD:
-                    if value.shape[0] != plan.n_padded:
-                        raise ModelError(
-                            f"{name} has {value.shape[0]} rows; NODE_FOLD needs {plan.n_padded}, one an owned atom or "
-                            "ghost; give them, or declare NODE_OWNED"
-                        )
-                    value = fold(value, plan, self.transport)
-                if value.shape[0] not in (plan.n_owned, plan.n_padded):
-                    raise ModelError(f"{name} has {value.shape[0]} rows; expected {plan.n_owned} or {plan.n_padded}")
-                final[name] = value[: plan.n_owned]
-                bad |= ~torch.isfinite(final[name].reshape(plan.n_owned, -1)).all(-1) if plan.n_owned else bad
-            else:
-                if value.shape[0] != batch.num_graphs:
-                    raise ModelError(
-                        f"{name} has {value.shape[0]} rows; expected one for each of {batch.num_graphs} systems"
-                    )
-                if kind is OutputKind.SYSTEM_SUM:
-                    partial.append(value.to(torch.float64).reshape(-1))
-                else:
-                    final[name] = value
-        # One reduction a step: every per-system partial, and how many atoms went wrong.
-        flat = torch.cat([*partial, bad.sum().to(torch.float64).reshape(1)])
-        summed = self.reducer.sum(flat, "outputs")
-        at = 0
-        for name in sorted(outputs):
-            if self.spec.outputs[name] is OutputKind.SYSTEM_SUM:
-                like = outputs[name]
-                final[name] = summed[at : at + like.numel()].reshape(like.shape)
-                at += like.numel()
-        if not bool(torch.isfinite(summed).all()) or float(summed[-1]) > 0:
-            self._raise_non_finite(batch, bad, final, step)
-        return final
+        share = energy_share(outputs["energy"], self.spec.outputs["energy"], context)
+        # The zero term puts every rank into the same exchanges, one without atoms included.
+        total = share + 0.0 * padded.sum() + 0.0 * leaves.strain.sum()
+        outputs.update(gradient_outputs(total, leaves, wanted, create_graph=create_graph))
+        return outputs
 
     def _raise_non_finite(self, batch: ShardedBatch, bad: Tensor, final: ModelOutputs, step: int) -> None:
         """Every rank takes this branch: it was chosen from the reduced vector."""
@@ -144,4 +125,12 @@ class HaloStrategy:
             f"not finite at step {step}: {len(ids)} atoms, ids {ids[:20]}{'…' if len(ids) > 20 else ''}"
             f"{', outputs ' + str(names) if names else ''}; atoms too close, a time step too long, or a faulty model. "
             "No frame was written after the last valid step"
+        )
+
+
+def _require(outputs: ModelOutputs, active: frozenset[str]) -> None:
+    missing = active - set(outputs)
+    if missing:
+        raise ModelError(
+            f"the model did not give {sorted(missing)}, which are active; narrow active_outputs or give them"
         )
