@@ -59,6 +59,12 @@ def a_long_sleep():
     time.sleep(300)
 
 
+def hang_far_down(comm, depth):
+    if depth == 0:
+        a_long_sleep()
+    hang_far_down(comm, depth - 1)
+
+
 def hold_the_interpreter_lock(comm):
     import re
 
@@ -169,6 +175,16 @@ def test_a_timeout_ends_all_ranks_and_shows_each_stack():
     assert "in a_long_sleep" in text
     assert gone_within(processes, 5)
     assert run_ranks(give_back, 2)[1][0] == 1
+
+
+def test_a_stack_is_shown_whole():
+    # 70 calls are some 8,000 characters, and the innermost comes first: it is the one that says what is waited for.
+    with pytest.raises(RanksTimedOut) as caught:
+        run_ranks(hang_far_down, 2, 70, timeout=1.0)
+    for stack in str(caught.value).split("--- stack of rank ")[1:]:
+        assert "in a_long_sleep" in stack
+        assert stack.count("in hang_far_down") == 71
+        assert "in main" in stack
 
 
 def test_a_rank_that_holds_the_interpreter_lock_is_shown_and_ended_too():

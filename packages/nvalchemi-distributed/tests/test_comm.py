@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -121,6 +123,26 @@ def test_a_lost_rank_ends_all_within_ten_seconds(how, who, tmp_path):
     frames = list(read_extxyz(path))
     assert len(frames) == 4
     assert all(f.num_nodes == 108 for f in frames)
+
+
+END = """
+import atexit
+import torch.distributed as dist
+from nvalchemi_distributed.comm import world_comm
+# Registered first, so called last.
+atexit.register(lambda: print("left:", not dist.is_initialized()))
+world_comm()
+"""
+
+
+@gloo
+def test_a_program_that_ends_without_destroying_the_group_leaves_it():
+    """Else gloo's threads meet the end of the interpreter, and now and then a run that was done exits as failed."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", END], env=os.environ | alone, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "left: True\n"), done.stderr
 
 
 def test_group_comm_needs_a_group():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -112,7 +113,8 @@ def comm_for(group: dist.ProcessGroup | None, roll_call: Callable[[str], None] =
 def world_comm(timeout: float = 120.0) -> GroupComm:
     """The communicator of all ranks that ``torchrun`` started; makes the gloo group when there is none yet.
 
-    An uncaught error on this rank then ends it at once, and gloo tells the others that their peer is gone.
+    An uncaught error on this rank then ends it at once, and gloo tells the others that their peer is gone. A group made
+    here is destroyed at exit, unless the program did so.
 
     Args:
         timeout: seconds after which a collective that not every rank enters is an error.
@@ -124,8 +126,16 @@ def world_comm(timeout: float = 120.0) -> GroupComm:
                 f"{', '.join(missing)} not set; start the program with torchrun, or use LocalComm on one process"
             )
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+        atexit.register(_leave)
     abort_on_uncaught(_abort)
     return GroupComm()
+
+
+def _leave() -> None:
+    # gloo's threads, left running, can meet the end of the interpreter: "terminate called", and a run that was done
+    # exits as failed.
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _abort(code: int) -> None:

@@ -136,16 +136,19 @@ class Pool:
         parts = []
         for number, rank in self._ranks.items():
             parts.append(f"--- stack of rank {number}, process {rank.pid}:")
-            parts.append(_tail(Path(f"{self._address}.stack-{rank.pid}")) if rank.open else "it has died")
+            parts.append(_text(self._stack_file(rank)) if rank.open else "it has died")
         for rank in self._unnamed:
             parts.append(f"--- stack of process {rank.pid}, whose communicator was not ready:")
-            parts.append(_tail(Path(f"{self._address}.stack-{rank.pid}")))
+            parts.append(_text(self._stack_file(rank)))
         return "\n".join(parts)
 
     def output(self) -> str:
         """Return the end of what the workers wrote to stdout and stderr."""
         logs = sorted(self._folder.glob("output*.log"))
-        return "\n".join(f"--- {log.stem}:\n{text}" for log in logs if (text := _tail(log).strip()))
+        return "\n".join(f"--- {log.stem}:\n{text}" for log in logs if (text := _text(log)[-_LOG_CHARACTERS:].strip()))
+
+    def _stack_file(self, rank: Rank) -> Path:
+        return Path(f"{self._address}.stack-{rank.pid}")
 
     def close(self) -> None:
         """Tell idle workers to leave; end those that do not."""
@@ -235,9 +238,9 @@ class Pool:
             raise RanksFailed(text, [], self.output())
 
 
-def _tail(path: Path) -> str:
+def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARACTERS:]
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -33,7 +33,7 @@ from nvalchemi_distributed.validate.worker import count_edges, save_batch, save_
 
 _WORKER = "nvalchemi_distributed.validate.worker:run"
 _MOST_ATTEMPTS = 6
-_MOST_CALLS = 20
+_MOST_CALLS = 40
 
 
 def trace_and_validate(
@@ -257,7 +257,8 @@ def _where_ranks_are(text: str) -> str:
     parts = [first.rstrip()]
     for stack in stacks:
         rank, _, threads = stack.partition("\n")
-        calls = re.findall(r'File ".*', threads.partition("Current thread")[2] or threads)
+        # The main thread is written last.
+        calls = re.findall(r'File ".*', re.split("(?:Current t|T)hread 0x", threads)[-1])
         calls = calls[:1] + [call for call in calls[1:] if "/torch/" not in call and "<frozen" not in call]
         parts.extend([f"--- {rank.rstrip(':')}, most recent call first:", *calls[:_MOST_CALLS]])
     return "\n".join(parts)
