@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -223,8 +224,12 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--forces-only", action="store_true")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--bind", action="store_true")
     parser.add_argument("--result", required=True)
     args = parser.parse_args()
+    if args.bind:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ.get("LOCAL_RANK", "0")) % len(cores)]})
     torch.set_num_threads(1)
     decomposed(args) if args.mode == "decomposed" else plain(args)
 

