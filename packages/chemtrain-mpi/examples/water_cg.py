@@ -75,7 +75,7 @@ class Plan:
 
 
 FULL = Plan(times=(12.0, 2.0, 0.2), epochs=32, rate=0.15, final_runs=3)
-SMALL = Plan(times=(6.0, 1.0, 0.2), epochs=12, rate=0.15, final_runs=2)
+SMALL = Plan(times=(6.0, 1.0, 0.2), epochs=32, rate=0.15, final_runs=2)
 
 
 def read_rdf(path: Path) -> np.ndarray:

@@ -48,7 +48,8 @@ def test_structure_and_pressure_come_nearer_to_experiment(report):
     # Boltzmann inversion leaves thousands of bar; a run without training leaves them too.
     assert initial["pressure_bar"] > 2000.0
     assert abs(trained["pressure_bar"]) < 0.4 * initial["pressure_bar"]
-    assert trained["rdf_error"] < 0.85 * initial["rdf_error"]
+    # Other processors round otherwise, and so give other trajectories: between 0.44 and 0.57 for three seeds.
+    assert trained["rdf_error"] < 0.75 * initial["rdf_error"]
     assert 0.0 < trained["pressure_error_bar"] < 500.0
 
 
