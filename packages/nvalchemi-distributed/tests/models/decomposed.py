@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from networks import two_elements, wrapper
 from systems import fcc, single
@@ -28,6 +29,15 @@ ORB_CELLS = {"1": (6, 3, 3), "2": (7, 3, 3), "4": (9, 3, 3), "2x2": (7, 7, 2)}
 
 BASES = {"silicon": ([14], 5.43), "rock salt": ([11, 17], 5.64)}
 DIAMOND = [(0, 0, 0), (0, 2, 2), (2, 0, 2), (2, 2, 0), (1, 1, 1), (1, 3, 3), (3, 1, 3), (3, 3, 1)]
+
+
+def every(kind, quick, *marks):
+    """Parameters kind, grid and dtype for every grid in both dtypes; slow unless named in ``quick``."""
+    return [
+        pytest.param(kind, ranks, dtype, marks=[*marks, *([] if f"{ranks} {dtype}" in quick else [pytest.mark.slow])])
+        for dtype in ("float64", "float32")
+        for ranks in GRIDS
+    ]
 
 
 def crystal(repeat, dtype=torch.float64, jitter=0.6):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from decomposed import check_equal, check_parameter_gradients, check_trajectory, compare, crystal, with_vacancies
+from decomposed import check_equal, check_parameter_gradients, check_trajectory, compare, crystal, every, with_vacancies
 from networks import (
     LAYERS,
     THIRD_PARTY_WARNINGS,
@@ -115,22 +115,10 @@ def test_sevennet_knows_silicon():
 @pytest.mark.parametrize(
     ("kind", "ranks", "dtype"),
     [
-        ("nequip", "2", "float64"),
-        pytest.param("nequip", "4", "float64", marks=pytest.mark.slow),
-        ("nequip", "2x2", "float64"),
-        ("nequip", "2", "float32"),
-        ("allegro", "2", "float64"),
-        ("allegro", "2x2", "float64"),
-        ("allegro", "2", "float32"),
-        pytest.param("orb", "4", "float64", marks=needs("orb_models")),
-        pytest.param("orb", "2x2", "float64", marks=[needs("orb_models"), pytest.mark.slow]),
-        pytest.param("orb", "4", "float32", marks=needs("orb_models")),
-        pytest.param("nequip", "1", "float64", marks=pytest.mark.slow),
-        pytest.param("allegro", "1", "float64", marks=pytest.mark.slow),
-        pytest.param("allegro", "4", "float64", marks=pytest.mark.slow),
-        pytest.param("sevennet", "1", "float64", marks=pytest.mark.slow),
-        pytest.param("sevennet", "4", "float64", marks=pytest.mark.slow),
-        pytest.param("sevennet", "2x2", "float64", marks=pytest.mark.slow),
+        *every("nequip", ["2 float64", "2x2 float64", "2 float32"]),
+        *every("allegro", ["2 float64", "2x2 float64", "2 float32"]),
+        *every("orb", ["4 float64", "4 float32"], needs("orb_models")),
+        *every("sevennet", []),
     ],
 )
 def test_decomposed_equals_one_process(kind, ranks, dtype):
@@ -152,7 +140,14 @@ def test_sevennet_on_crystals_with_vacancies(name, repeat, dtype):
 
 
 @gloo
-@pytest.mark.parametrize("kind", ["nequip", pytest.param("allegro", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "nequip",
+        pytest.param("allegro", marks=pytest.mark.slow),
+        pytest.param("orb", marks=[needs("orb_models"), pytest.mark.slow]),
+    ],
+)
 def test_fifty_steps_with_migration(kind):
     check_trajectory(kind)
 

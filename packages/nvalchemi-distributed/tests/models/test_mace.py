@@ -13,7 +13,7 @@ import ase.io
 import numpy as np
 import pytest
 import torch
-from decomposed import check_equal, check_parameter_gradients, check_trajectory, compare, crystal
+from decomposed import check_equal, check_parameter_gradients, check_trajectory, compare, crystal, every
 from networks import LAYERS, THIRD_PARTY_WARNINGS, building, mace_network, needs, scripted_mace, wrapper
 from systems import single
 
@@ -47,17 +47,11 @@ def test_equals_its_own_calculator(kind):
 @pytest.mark.parametrize(
     ("kind", "ranks", "dtype"),
     [
-        pytest.param("mace", "1", "float64", marks=pytest.mark.slow),
-        ("mace", "2", "float64"),
-        ("mace", "4", "float64"),
-        ("mace", "2x2", "float64"),
-        ("mace", "2", "float32"),
+        *every("mace", ["2 float64", "4 float64", "2x2 float64", "2 float32"]),
         ("mace-script", "2", "float64"),
         ("mace-three", "2", "float64"),
         ("mace-density", "2", "float64"),
         pytest.param("mace-cueq", "2", "float64", marks=needs("cuequivariance_torch")),
-        pytest.param("mace", "4", "float32", marks=pytest.mark.slow),
-        pytest.param("mace", "2x2", "float32", marks=pytest.mark.slow),
         pytest.param("mace-script", "4", "float64", marks=pytest.mark.slow),
         pytest.param("mace-script", "2x2", "float64", marks=pytest.mark.slow),
         pytest.param("mace-script", "2", "float32", marks=pytest.mark.slow),

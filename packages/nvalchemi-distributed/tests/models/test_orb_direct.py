@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from decomposed import check_equal, check_parameter_gradients, check_trajectory, compare, crystal
+from decomposed import check_equal, check_parameter_gradients, check_trajectory, compare, crystal, every
 from networks import LAYERS, building, needs, orb_direct_network, orb_network, wrapper
 from systems import single
 
@@ -103,13 +103,8 @@ def test_two_atoms_turn_about_two_axes_only():
 @pytest.mark.parametrize(
     ("kind", "ranks", "dtype"),
     [
-        ("orb-direct", "2", "float64"),
-        ("orb-direct", "2", "float32"),
+        *every("orb-direct", ["2 float64", "2 float32"]),
         ("orb", "2", "float64"),
-        pytest.param("orb-direct", "1", "float64", marks=pytest.mark.slow),
-        pytest.param("orb-direct", "4", "float64", marks=pytest.mark.slow),
-        pytest.param("orb-direct", "2x2", "float64", marks=pytest.mark.slow),
-        pytest.param("orb-direct", "4", "float32", marks=pytest.mark.slow),
     ],
 )
 def test_decomposed_equals_one_process(kind, ranks, dtype):
