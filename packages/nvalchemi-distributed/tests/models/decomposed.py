@@ -201,13 +201,13 @@ def check_equal(kind, ranks, layers, dtype="float64", **case):
     return results
 
 
-def check_trajectory(kind, ranks="2", **case):
+def check_trajectory(kind, ranks="2", timeout=400, **case):
     """Some steps of NVE with migration end where a single process ends."""
     grid, repeat = GRIDS[ranks]
     repeat = ORB_CELLS[ranks] if kind.startswith("orb") else repeat
     size = grid[0] * grid[1] * grid[2]
     case = {"kind": kind, "grid": grid, "repeat": repeat, "steps": 50, "dt": 2.0, "temperature": 900.0, **case}
-    results = run_ranks(trajectory, size, case, launcher="gloo", timeout=400)
+    results = run_ranks(trajectory, size, case, launcher="gloo", timeout=timeout)
     assert all(r["rebuilds"] > 1 for r in results), results
     assert any(r["migrated"] for r in results), results
     tolerance = 1e-10 if case.get("dtype", "float64") == "float64" else 1e-4

@@ -163,7 +163,7 @@ def test_gradients_of_parameters(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "repeat"), [("silicon", (6, 2, 2)), ("rock salt", (6, 2, 2))])
 def test_sevennet_fifty_steps_at_300_kelvin(name, repeat):
-    check_trajectory("sevennet", crystal=name, repeat=repeat, temperature=300.0, dt=4.0)
+    check_trajectory("sevennet", timeout=1200, crystal=name, repeat=repeat, temperature=300.0, dt=4.0)
 
 
 @gloo
