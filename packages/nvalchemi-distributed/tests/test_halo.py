@@ -296,6 +296,8 @@ def test_a_step_without_rebuild_is_one_exchange_with_neighbours_and_two_reductio
 def sub_mesh(comm):
     """Ranks 1 and 3 of 4 decompose a system of their own; group rank is not global rank."""
     mesh = DeviceMesh("cpu", [1, 3], mesh_dim_names=("domain",))
+    # Ranks 1 and 3 find each other through a store in rank 0's process, which may leave only after that.
+    comm.barrier()
     if comm.rank not in (1, 3):
         return None
     model = lj()
@@ -311,8 +313,9 @@ def sub_mesh(comm):
 
 @gloo
 def test_sub_mesh_of_a_larger_world():
-    results = run_ranks(sub_mesh, 4, launcher="gloo", fresh=True)
-    results = [r.result for r in results]
+    outcomes = run_ranks(sub_mesh, 4, launcher="gloo", fresh=True)
+    assert [outcome.failure for outcome in outcomes] == [None] * 4
+    results = [outcome.result for outcome in outcomes]
     assert results[0] is None
     assert results[2] is None
     assert results[1][0] + results[3][0] == 216
@@ -323,6 +326,7 @@ def mesh_faults(comm):
     from nvalchemi_distributed.errors import ConfigError
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "domain"))
+    comm.barrier()
     model = lj()
     try:
         DomainParallel(NVE(model, 1.0, hooks=[NeighborListHook(model.neighbor_config)]), DomainConfig(5.0, mesh=mesh))
@@ -332,8 +336,9 @@ def mesh_faults(comm):
 
 @gloo
 def test_mesh_of_two_dimensions_is_refused_with_the_remedy():
-    for r in run_ranks(mesh_faults, 4, launcher="gloo", fresh=True):
-        assert "mesh['domain']" in r.result
+    for outcome in run_ranks(mesh_faults, 4, launcher="gloo", fresh=True):
+        assert outcome.failure is None
+        assert "mesh['domain']" in outcome.result
 
 
 def one_forward(comm):

@@ -36,6 +36,7 @@ def open_twice(comm):
 @pytest.mark.gloo
 def test_a_scope_under_reduced_precision_warns_once_a_process():
     for outcome in run_ranks(open_twice, 2, launcher="gloo", fresh=True):
+        assert outcome.failure is None
         (first, second), precision, override = outcome.result
         assert len(first) == 1
         assert "pin_fp32" in first[0]
