@@ -102,8 +102,10 @@ class Recorded:
 
     def __init__(self, *outcomes):
         self.outcomes = list(outcomes)
+        self.variables = []
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, **variables):
+        self.variables.append(variables)
         code, report = self.outcomes.pop(0)
         path = next(a.split("=", 1)[1] for a in arguments if a.startswith("--junit-xml="))
         if report:
@@ -125,8 +127,10 @@ def test_the_last_line_has_the_totals(tools, tmp_path, monkeypatch, capsys, outc
     dev = tools["dev"]
     monkeypatch.setattr(dev, "ROOT", tmp_path)
     monkeypatch.setattr(dev, "ensure", lambda *names: None)
-    monkeypatch.setattr(dev, "hatch", Recorded(outcome))
+    monkeypatch.setattr(dev, "hatch", recorded := Recorded(outcome))
     assert dev.test(dev.parse(["test", "--only", "protocol"])) == code
+    # What is compiled is shared by the suites of one call, and gone with it.
+    assert not Path(recorded.variables[0]["JAX_COMPILATION_CACHE_DIR"]).exists()
     assert capsys.readouterr().out.splitlines()[-1] == last
 
 

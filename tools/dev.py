@@ -31,6 +31,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
@@ -87,10 +88,10 @@ def hatch_variables() -> dict[str, str]:
     return variables | hatch_files
 
 
-def hatch(*arguments: str) -> int:
-    """Run hatch in the repository root and return its exit code."""
+def hatch(*arguments: str, **variables: str) -> int:
+    """Run hatch in the repository root, with these environment variables added, and return its exit code."""
     return subprocess.run(
-        [str(PYTHON_OF_HATCH), "-m", "hatch", *arguments], cwd=ROOT, env=hatch_variables(), check=False
+        [str(PYTHON_OF_HATCH), "-m", "hatch", *arguments], cwd=ROOT, env=hatch_variables() | variables, check=False
     ).returncode
 
 
@@ -265,11 +266,24 @@ def test(options: argparse.Namespace) -> int:
     reports.mkdir(parents=True)
     first, *later = dict.fromkeys(env for env, _ in runs)
     ensure(first)
-    with prepared_meanwhile(later, reports / "environments.log"):
-        return run_suites(runs, reports, arguments)
+    with prepared_meanwhile(later, reports / "environments.log"), shared_compilations() as variables:
+        return run_suites(runs, reports, arguments, variables)
 
 
-def run_suites(runs: Sequence[tuple[str, str]], reports: Path, arguments: Sequence[str]) -> int:
+@contextlib.contextmanager
+def shared_compilations() -> Iterator[dict[str, str]]:
+    """Variables under which every process of the suites takes what another has compiled; JAX keeps versions apart."""
+    with tempfile.TemporaryDirectory(prefix="distmd-jax-") as folder:
+        yield {
+            "JAX_COMPILATION_CACHE_DIR": folder,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+
+
+def run_suites(
+    runs: Sequence[tuple[str, str]], reports: Path, arguments: Sequence[str], variables: dict[str, str]
+) -> int:
     """Run each suite in its environment; print the table and the totals."""
     table, total = [], {"passed": 0, "failed": 0, "skipped": 0}
     for env, script in runs:
@@ -282,7 +296,7 @@ def run_suites(runs: Sequence[tuple[str, str]], reports: Path, arguments: Sequen
         say(f"test: hatch run {env}:{script}")
         report = reports / f"{env}-{script}.xml"
         start = time.monotonic()
-        code = hatch("run", f"{env}:{script}", f"--junit-xml={report}", *arguments)
+        code = hatch("run", f"{env}:{script}", f"--junit-xml={report}", *arguments, **variables)
         found = counts(report) if report.exists() else dict.fromkeys(total, 0)
         note = ""
         if code == 5:

@@ -176,7 +176,9 @@ class Installer:
         start = time.monotonic()
         # A file given by PIP_CONSTRAINT would be split at blanks; -c is not.
         limits = ["-c", str(self.env.constraints_file)] if constrained and self.env.constraints_file.is_file() else []
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", *limits, *args]
+        # Bytecode of every module is most of pip's time; Python makes it for those that are imported.
+        fixed = ["--disable-pip-version-check", "install", "--no-compile"]
+        command = [sys.executable, "-m", "pip", *fixed, *limits, *args]
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"\n$ {' '.join(command)}\n")
             log.flush()
