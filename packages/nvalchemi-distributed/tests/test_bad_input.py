@@ -160,6 +160,38 @@ def test_non_finite_results_end_the_run_and_write_nothing_more(what, value):
     assert [frames for _, frames in results] == [3, 0]
 
 
+def large_but_finite(comm):
+    """Charges whose sum is too large for float32."""
+
+    class Charged(LennardJonesModelWrapper):
+        def __init__(self):
+            super().__init__(0.0101, 3.4, 5.0)
+            self.model_config.outputs = self.model_config.outputs | {"charges"}
+            self.model_config.active_outputs = {"energy", "forces", "charges"}
+
+        def forward(self, data):
+            self.model_config.active_outputs.discard("charges")
+            out = super().forward(data)
+            self.model_config.active_outputs.add("charges")
+            return {**out, "charges": torch.full_like(data.positions[: len(out["forces"]), 0], 3.0e38)}
+
+    model = Charged()
+    kind = OutputSpec(OutputKind.PER_NODE, Reduce.OWNED_ONLY)
+    spec = dataclasses.replace(model.distribution_spec, outputs={**model.distribution_spec.outputs, "charges": kind})
+    dynamics = NVE(model, 1.0, hooks=[NeighborListHook(model.neighbor_config, skin=0.5)])
+    parallel = DomainParallel(dynamics, DomainConfig(cutoff=5.0, skin=0.5), spec=spec)
+    system = Batch.from_data_list([fcc(3)]).to(dtype=torch.float32)
+    owned = parallel.run(parallel.partition(system if comm.rank == 0 else None), 2)
+    return [float(owned.charges.min()), bool(torch.isfinite(owned.charges.sum()))]
+
+
+@gloo
+def test_finite_values_with_an_infinite_sum_are_no_error():
+    for smallest, sum_is_finite in run_ranks(large_but_finite, 2, launcher="gloo"):
+        assert smallest > 2.9e38
+        assert not sum_is_finite
+
+
 def blown_up(comm):
     """A time step far too long, positions become infinite in an update."""
 

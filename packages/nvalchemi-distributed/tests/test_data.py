@@ -55,6 +55,17 @@ def test_batch_selects_and_carries_user_fields():
     assert half.atomic_numbers.dtype is torch.int64
 
 
+def test_inverse_masses_follow_the_masses():
+    batch = Batch.from_data_list([fcc(2)])
+    assert torch.equal(batch.inverse_masses, (1 / batch.atomic_masses).unsqueeze(-1).expand(-1, 3))
+    assert batch.inverse_masses is batch.inverse_masses
+    before = batch.inverse_masses.clone()
+    batch.atomic_masses[3] *= 4
+    assert torch.equal(batch.inverse_masses[3], before[3] / 4)
+    batch.atomic_masses = 2 * batch.atomic_masses
+    assert torch.equal(batch.inverse_masses[3], before[3] / 8)
+
+
 def test_wrong_shapes_and_fields_are_refused():
     batch = Batch.from_data_list([water()])
     with pytest.raises(InputError, match="3 rows"):

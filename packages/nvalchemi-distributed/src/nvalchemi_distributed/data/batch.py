@@ -30,6 +30,7 @@ class Batch:
         self._node: dict[str, Tensor] = dict(node)
         self._system: dict[str, Tensor] = dict(system)
         self._batch_idx = batch_idx
+        self._inverse: tuple[Tensor, int, Tensor] | None = None
         self.neighbors: Any = None
 
     @classmethod
@@ -118,6 +119,16 @@ class Batch:
         """Remove a field if it is there."""
         self._node.pop(name, None)
         self._system.pop(name, None)
+
+    @property
+    def inverse_masses(self) -> Tensor:
+        """(N, 3) 1/amu, once for each component: f/m is then one pass. Made anew when the masses are others."""
+        masses = self._node["atomic_masses"]
+        # Another tensor, or one that was written to.
+        if self._inverse is None or self._inverse[0] is not masses or self._inverse[1] != masses._version:
+            spread = masses.detach().to(torch.float64).reciprocal().to(self.dtype).unsqueeze(-1).expand(-1, 3)
+            self._inverse = (masses, masses._version, spread.contiguous())
+        return self._inverse[2]
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ Letters: N owned atoms, G ghosts, S systems.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -74,30 +75,34 @@ def cast_vote(
     """
     n_systems = cell.shape[0]
     reference = epoch.reference
-    drift = torch.zeros(n_systems, dtype=torch.float64)
+    drift = [0.0] * n_systems
     # Completing a cell takes as long as the rest of the vote: only when the given one is another.
-    now = epoch.reference_cell if torch.equal(cell, epoch.given_cell) else complete_cell(cell, pbc)
-    if not torch.equal(now, epoch.reference_cell):
-        strain = torch.linalg.solve(epoch.reference_cell, now)
-        eye = torch.eye(3, dtype=torch.float64, device=strain.device)
-        drift = torch.linalg.matrix_norm(strain - eye, ord=2).cpu()
-        idx = epoch.batch_idx[: reference.shape[0]]
-        reference = torch.bmm(reference.to(torch.float64).unsqueeze(1), strain[idx]).squeeze(1)
-    ballot = torch.zeros(n_systems + 1, dtype=torch.float64)
+    if not torch.equal(cell, epoch.given_cell):
+        now = complete_cell(cell, pbc)
+        if not torch.equal(now, epoch.reference_cell):
+            strain = torch.linalg.solve(epoch.reference_cell, now)
+            eye = torch.eye(3, dtype=torch.float64, device=strain.device)
+            drift = torch.linalg.matrix_norm(strain - eye, ord=2).tolist()
+            idx = epoch.batch_idx[: reference.shape[0]]
+            reference = torch.bmm(reference.to(torch.float64).unsqueeze(1), strain[idx]).squeeze(1)
+    largest = torch.zeros(n_systems, dtype=torch.float64)
+    finite = True
     if positions.shape[0]:
         parts = (positions.detach() - reference).square_()
         # Column by column: a sum along rows of three is several times slower.
         square = (parts[:, 0] + parts[:, 1]).add_(parts[:, 2]).to(torch.float64)
         if n_systems == 1:
-            largest = finite = square.max().reshape(1)
+            largest = square.max().reshape(1)
         else:
-            finite = square.sum()
             largest = square.new_zeros(n_systems).scatter_reduce(0, epoch.batch_idx[: square.shape[0]], square, "amax")
-        # NaN loses every comparison inside a MAX; it is turned into the flag first.
-        ballot[-1] = 0.0 if bool(torch.isfinite(finite)) else 1.0
-        ballot[:-1] = largest.cpu().nan_to_num(nan=0.0, posinf=0.0).sqrt()
+        finite = math.isfinite(float(largest if n_systems == 1 else square.sum()))
+        if not finite:
+            # NaN loses every comparison inside a MAX; it goes into the flag.
+            largest = largest.nan_to_num(nan=0.0, posinf=0.0)
     if anyway:
-        ballot[0] = torch.inf
-    result = reducer.max(ballot, "vote")
-    measure = 2 * result[:-1] + drift * (epoch.cutoff + epoch.skin)
-    return Vote(bool((measure > epoch.skin).any()), bool(result[-1] > 0))
+        largest = largest.new_full((n_systems,), torch.inf)
+    ballot = torch.cat([largest.cpu(), torch.tensor([0.0 if finite else 1.0], dtype=torch.float64)])
+    *squares, flag = reducer.max(ballot, "vote").tolist()
+    reach = epoch.cutoff + epoch.skin
+    rebuild = any(2 * math.sqrt(u2) + d * reach > epoch.skin for u2, d in zip(squares, drift, strict=True))
+    return Vote(rebuild, flag > 0)

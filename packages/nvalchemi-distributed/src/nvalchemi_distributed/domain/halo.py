@@ -97,6 +97,7 @@ def refresh_owned(x: Tensor, plan: HaloPlan, transport: Transport) -> Tensor:
 
 def copy_to_ghosts(x: Tensor, plan: HaloPlan, transport: Transport) -> Tensor:
     """As :func:`refresh_owned` for any dtype and without a gradient: one message a peer and no padded intermediate."""
-    parts = list(x[plan.send_index].split(plan.send_counts.tolist())) if plan.send_counts.numel() else []
-    got = transport.exchange(parts, plan.peers.tolist(), plan.recv_counts.tolist(), "refresh")
+    peers, send, recv = plan.numbers
+    parts = list(x.index_select(0, plan.send_index).split(send)) if peers else []
+    got = transport.exchange(parts, peers, recv, "refresh")
     return torch.cat([x, *got]) if got else x

@@ -6,6 +6,7 @@ Fixed for an epoch. Letters: N owned atoms, G ghosts, P peers, B rows sent in al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,6 +38,11 @@ class HaloPlan:
     def n_padded(self) -> int:
         """N + G."""
         return self.n_owned + self.n_ghost
+
+    @cached_property
+    def numbers(self) -> tuple[list[int], list[int], list[int]]:
+        """Peers, send counts and receive counts as Python's numbers."""
+        return self.peers.tolist(), self.send_counts.tolist(), self.recv_counts.tolist()
 
 
 def build_plan(

@@ -22,4 +22,4 @@ def internal_time(dt: float) -> float:
 
 def kick(batch: Batch, time: float) -> None:
     """v ← v + time · f/m in place; ``time`` in Å·√(amu/eV)."""
-    batch.velocities.add_(batch.forces / batch.atomic_masses.unsqueeze(-1), alpha=time)
+    batch.velocities.addcmul_(batch.forces, batch.inverse_masses, value=time)

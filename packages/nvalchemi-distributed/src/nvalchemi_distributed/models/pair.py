@@ -25,6 +25,8 @@ from nvalchemi_distributed.spec import MLIPSpec
 
 _COUNTS = "species_counts"
 _ANY_SPECIES = "*"
+# Where xx xy xz, yx yy yz, zx zy zz stand in xx yy zz yz xz xy.
+_VOIGT = torch.tensor([0, 5, 4, 5, 1, 3, 4, 3, 2])
 
 
 class PairPotentialWrapper(nn.Module, BaseModelMixin):
@@ -86,7 +88,7 @@ class PairPotentialWrapper(nn.Module, BaseModelMixin):
         self._numbers = self._species_numbers()
         self._known_numbers: Tensor | None = None
         self._kernels: dict[tuple[bool, bool], Kernel] = {}
-        self._cast: dict[torch.dtype, tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor]] = {}
+        self._cast: dict[torch.dtype, tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
     @classmethod
     def from_potential(cls, potential: Potential, *, compile: bool = False) -> PairPotentialWrapper:
@@ -144,18 +146,15 @@ class PairPotentialWrapper(nn.Module, BaseModelMixin):
         counts.index_put_((batch.batch_idx, types), counts.new_ones(()), accumulate=True)
         return {_COUNTS: counts}
 
-    def _parameters_as(self, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor]:
+    def _parameters_as(self, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What the kernel takes as constants, lookup and shared."""
         if dtype not in self._cast:
-
-            def cast(t: Tensor) -> Tensor:
-                return t.to(dtype) if t.is_floating_point() else t
-
-            cutoff2 = torch.tensor(self.cutoff**2, dtype=dtype)
+            numbers = [t for t in self._form.by_pair if t.is_floating_point()]
+            cutoff2 = torch.full_like(self._shift, self.cutoff**2)
             self._cast[dtype] = (
-                tuple(map(cast, self._form.by_pair)),
-                tuple(map(cast, self._form.shared)),
-                cast(self._shift),
-                cutoff2,
+                torch.stack([cutoff2, self._shift, *numbers]).to(dtype),
+                tuple(t for t in self._form.by_pair if not t.is_floating_point()),
+                tuple(t.to(dtype) for t in self._form.shared),
             )
         return self._cast[dtype]
 
@@ -191,17 +190,14 @@ class PairPotentialWrapper(nn.Module, BaseModelMixin):
                 compiled=self.compile_kernel,
             )
         x, y, z = rows.rows(data.positions, data.cell)
-        params, shared, shift, cutoff2 = self._parameters_as(data.positions.dtype)
+        known = self._parameters_as(data.positions.dtype)
         types = self._row_types(data, rows)
-        e, fx, fy, fz, w = self._kernels[needs](x, y, z, rows.matrix, cutoff2, shift, params, shared, types)
-        out: ModelOutputs = {}
-        if "forces" in active:
-            out["forces"] = rows.to_atoms(torch.stack([fx, fy, fz], dim=1))
+        forces, sums = self._kernels[needs](x, y, z, rows.matrix, rows.receivers, *known, types)
+        out: ModelOutputs = {"forces": forces} if "forces" in active else {}
         idx, n_systems, m = rows.system[: rows.n_receivers], data.num_graphs, rows.n_receivers
-        energy = _per_system(e.unsqueeze(-1), idx, n_systems) if needs[0] else None
-        virial = (
-            _per_system(w, idx, n_systems)[:, [0, 5, 4, 5, 1, 3, 4, 3, 2]].reshape(-1, 3, 3) if with_virial else None
-        )
+        total = _per_system(sums, idx, n_systems)
+        energy = total[:, :1] if needs[0] else None
+        virial = total[:, -6:].index_select(1, _VOIGT).reshape(-1, 3, 3) if with_virial else None
         if self._tail is not None:
             tail_energy, tail_virial = self._tail_share(data, idx, m)
             if energy is not None:
@@ -243,9 +239,9 @@ class PairPotentialWrapper(nn.Module, BaseModelMixin):
         return energy * share, virial * share
 
 
-def _per_system(rows: Tensor, idx: Tensor, n_systems: int) -> Tensor:
-    """(M, …) to (S, …), summed in float64."""
-    wide = rows.to(torch.float64)
+def _per_system(sums: Tensor, idx: Tensor, n_systems: int) -> Tensor:
+    """(C, M) to (S, C), summed in float64."""
+    wide = sums.to(torch.float64)
     if n_systems == 1:
-        return wide.sum(0, keepdim=True)
-    return wide.new_zeros((n_systems, *wide.shape[1:])).index_add(0, idx, wide)
+        return wide.sum(1).unsqueeze(0)
+    return wide.new_zeros((n_systems, wide.shape[0])).index_add(0, idx, wide.t())

@@ -15,6 +15,8 @@ from nvalchemi_distributed.neighbors.cells import cartesian_shift
 from nvalchemi_distributed.neighbors.neighbor_list import NeighborList
 
 _LANES = 16
+# Å. Its square is finite in float32 too, and no box is that large.
+_FAR = 1e18
 
 
 def padded_width(most: int) -> int:
@@ -57,14 +59,14 @@ class RowMatrix:
             cell: (S, 3, 3) Å.
         """
         m, n_rows = self.n_receivers, self.source.numel()
-        columns = positions.t().contiguous()
         table = positions.new_empty((3, n_rows + 1))
-        for column, out in zip(columns, table, strict=True):
-            torch.index_select(column, 0, self.source, out=out[:n_rows])
-        table[:, m:n_rows] += self._shift(cell)
-        # Parked relative to the atoms: a fixed coordinate would lie inside a large box.
-        table[:, -1] = (table[:, :n_rows].amax() if n_rows else 0.0) + 2 * self.cutoff
-        return table[0], table[1], table[2]
+        for column, out in zip(positions.unbind(1), table[:, :n_rows].unbind(0), strict=True):
+            torch.index_select(column, 0, self.source, out=out)
+        if n_rows > m:
+            table[:, m:n_rows].add_(self._shift(cell))
+        table[:, n_rows] = _FAR
+        x, y, z = table.unbind(0)
+        return x, y, z
 
     def _shift(self, cell: Tensor) -> Tensor:
         """(3, R − M) Å that images lie away from their atoms; made anew only when the cell is another."""

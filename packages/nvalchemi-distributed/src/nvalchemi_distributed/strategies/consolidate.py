@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +22,11 @@ class Consolidated:
 
     Attributes:
         outputs: per-atom ones for owned atoms, per-system ones equal on every rank.
-        bad: (N,) owned atoms with a value that is not finite.
-        all_finite: over all ranks.
+        bad: (N,) owned atoms with a value that is not finite; None on every rank where all values are finite.
     """
 
     outputs: ModelOutputs
-    bad: Tensor
-    all_finite: bool
+    bad: Tensor | None
 
 
 def is_summed(name: str, value: Tensor, spec: OutputSpec) -> bool:
@@ -89,7 +88,7 @@ def consolidate(
     n_owned, n_padded = context.n_owned, context.n_padded
     final: ModelOutputs = {}
     summed: dict[str, Tensor] = {}
-    bad: Tensor | None = None
+    probes: list[Tensor] = []
     for name in sorted(outputs):
         spec, value = specs[name], outputs[name]
         in_parts = name not in gradients and not isinstance(value, ShardTensor)
@@ -106,10 +105,7 @@ def consolidate(
             if rows.dim() == 0 or rows.shape[0] not in (n_owned, n_padded):
                 raise ModelError(f"{name} has shape {tuple(rows.shape)}; expected {n_owned} or {n_padded} rows")
             final[name] = rows[:n_owned]
-            # One sum tells that all is well; atom by atom only where it does not.
-            if n_owned and not bool(torch.isfinite(final[name].sum())):
-                wrong = ~torch.isfinite(final[name].reshape(n_owned, -1)).all(-1)
-                bad = wrong if bad is None else bad | wrong
+            probes.append(_probe(final[name]))
             continue
         part = True if name in gradients else is_summed(name, value, spec)
         rows = _plain(value)
@@ -119,18 +115,30 @@ def consolidate(
             summed[name] = rows
         else:
             final[name] = rows
-    device = next(iter(outputs.values())).device if outputs else None
-    bad = torch.zeros(n_owned, dtype=torch.bool, device=device) if bad is None else bad
-    # One reduction a step: every per-system part, and how many atoms went wrong.
-    flat = [v.to(torch.float64).reshape(-1) for v in summed.values()]
-    total = reducer.sum(torch.cat([*flat, bad.sum().to(torch.float64).reshape(1)]), "outputs")
+            probes.append(_probe(rows))
+    # One reduction a step: every per-system part, and whether atoms went wrong.
+    parts = [*(v.to(torch.float64).reshape(-1) for v in summed.values()), *probes]
+    total = reducer.sum(torch.cat(parts), "outputs") if parts else torch.zeros(1, dtype=torch.float64)
     at = 0
     for name, like in summed.items():
-        final[name] = total[at : at + like.numel()].reshape(like.shape)
+        final[name] = total[at : at + like.numel()].view(like.shape)
         at += like.numel()
-    ok = bool(torch.isfinite(total).all()) and float(total[-1]) == 0
-    whole = [final[k] for k in final if k not in summed and specs[k].kind is not OutputKind.PER_NODE]
-    return Consolidated(final, bad, ok and all(bool(torch.isfinite(v).all()) for v in whole))
+    if math.isfinite(float(total.sum())):
+        return Consolidated(final, None)
+    # Every rank comes here or none does. Finite numbers may still have a sum that is too large for their dtype.
+    bad = torch.zeros(n_owned, dtype=torch.bool, device=total.device)
+    wrong = total.new_zeros(1)
+    for name, value in final.items():
+        ok = torch.isfinite(value)
+        wrong += (~ok).sum()
+        if specs[name].kind is OutputKind.PER_NODE and n_owned:
+            bad |= ~ok.reshape(n_owned, -1).all(-1)
+    return Consolidated(final, bad if float(reducer.sum(wrong, "not_finite")) > 0 else None)
+
+
+def _probe(value: Tensor) -> Tensor:
+    """(1,): zero for finite values and NaN for others, which then is the total over ranks too."""
+    return value.sum().to(torch.float64).reshape(1) * 0.0
 
 
 def _plain(value: Tensor) -> Tensor:

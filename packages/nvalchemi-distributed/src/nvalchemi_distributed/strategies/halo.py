@@ -58,7 +58,7 @@ class HaloStrategy:
                 context,
                 self.reducer,
             )
-        if not done.all_finite:
+        if done.bad is not None:
             self._raise_non_finite(batch, done.bad, done.outputs, step)
         return done.outputs
 
