@@ -6,6 +6,7 @@ import pytest
 import torch
 from systems import fcc, lj, random_system
 
+import nvalchemi_distributed.neighbors.columns as columns
 from nvalchemi_distributed.data import Batch
 from nvalchemi_distributed.hooks import NeighborListHook
 from nvalchemi_distributed.neighbors import build_neighbor_list
@@ -66,6 +67,18 @@ def test_columns_give_the_pairs_of_the_edge_list(name, dtype, share):
         assert len(got) - len(expected) <= 1e-3 * len(expected)
         rows = torch.stack(matrix.rows(x, cell), dim=-1)
         assert float((rows[:-1] - rows[-1]).norm(dim=-1).min()) > reach
+
+
+@pytest.mark.parametrize("distances", [1, 30_000])
+def test_the_matrix_does_not_depend_on_how_many_distances_are_held_at_once(monkeypatch, distances):
+    """Parts of one block and of some, each as wide as its own blocks need, against a single part."""
+    data = random_system(3, sites=(9, 9, 9), fill=0.6, pbc=(True, False, True))
+    whole = build_by_columns(data.positions, data.cell, data.pbc, 6.0)
+    monkeypatch.setattr(columns, "_DISTANCES", distances)
+    parts = build_by_columns(data.positions, data.cell, data.pbc, 6.0)
+    assert torch.equal(parts.matrix, whole.matrix)
+    assert torch.equal(parts.source, whole.source)
+    assert torch.equal(parts.image, whole.image)
 
 
 def test_a_system_that_columns_do_not_suit_is_left_to_the_edge_list():

@@ -56,25 +56,27 @@ def build_by_columns(
     if rows is None:
         return None
     source, image, x = rows
-    sorting = _sort(x, (source < m) & ~(image != 0).any(-1), reach)
+    sorting = _sort(x, reach)
     if sorting is None:
         return None
-    order, key, n_columns = sorting
-    source, image, x, key = source[order], image[order], x[order], key[order]
-    found = _search(x, key, n_columns, m, reach)
+    key, order, n_columns = sorting
+    # Receivers first, then the other rows, both parts by key.
+    receives = ((source < m) & ~(image != 0).any(-1))[order]
+    place = torch.cat([receives.nonzero(), (~receives).nonzero()]).squeeze(-1)
+    row = torch.empty_like(place).index_copy_(0, place, torch.arange(place.numel(), device=x.device))
+    source, image, x = source[order[place]], image[order[place]], x[order]
+    found = _search(x, key, place[:m], row, n_columns, reach)
     if found is None:
         return None
     counts, senders = found
     n_rows = x.shape[0]
-    width = padded_width(int(counts.max()))
+    width = padded_width(max(int(n.max()) for n in counts))
     matrix = torch.full((m, width), n_rows, dtype=torch.int32, device=x.device)
-    flat, at = matrix.view(-1), 0
-    for part, sender in senders:
-        n = counts[at : at + part]
-        # The e-th pair of this stretch goes to its receiver's line, after those already there.
-        line = torch.arange(at, at + part, device=x.device) * width - (n.cumsum(0) - n)
-        flat[torch.repeat_interleave(line, n).add_(torch.arange(sender.numel(), device=x.device))] = sender
-        at += part
+    place, at = torch.arange(width, device=x.device), 0
+    for n, sender in zip(counts, senders, strict=True):
+        # Both run through the receivers in order: a line's first places take its pairs.
+        matrix[at : at + n.numel()].masked_scatter_(place < n.unsqueeze(1), sender)
+        at += n.numel()
     return RowMatrix(source, image[m:], torch.zeros_like(source), matrix, m, float(reach))
 
 
@@ -112,8 +114,8 @@ def _rows_in_reach(
     return atom, image, positions.detach()[atom].to(torch.float64) + shift
 
 
-def _sort(x: Tensor, receives: Tensor, reach: float) -> tuple[Tensor, Tensor, tuple[int, int]] | None:
-    """Receivers by column and z, then the other rows by column and z; the sort key; columns along x and y.
+def _sort(x: Tensor, reach: float) -> tuple[Tensor, Tensor, tuple[int, int]] | None:
+    """Keys in order, the order of the rows by them, and how many columns there are along x and y.
 
     The key is the column's number plus half the fraction of the extent in z.
     """
@@ -123,97 +125,109 @@ def _sort(x: Tensor, receives: Tensor, reach: float) -> tuple[Tensor, Tensor, tu
     if float(along.prod()) > x.shape[0]:
         return None
     column = torch.minimum((x[:, :2] - low[:2]) / extent[:2] * along, along - 1.0).floor()
-    key = column[:, 0] * along[1] + column[:, 1] + 0.5 * (x[:, 2] - low[2]) / extent[2]
-    # The key is below the number of columns: receivers come first.
-    order = (key + torch.where(receives, 0.0, float(along.prod()) + 1.0)).argsort()
-    return order, key, (int(along[0]), int(along[1]))
+    key, order = (column[:, 0] * along[1] + column[:, 1] + 0.5 * (x[:, 2] - low[2]) / extent[2]).sort()
+    return key, order, (int(along[0]), int(along[1]))
 
 
 def _search(
-    x: Tensor, key: Tensor, columns: tuple[int, int], m: int, reach: float
-) -> tuple[Tensor, list[tuple[int, Tensor]]] | None:
-    """Neighbours of the first ``m`` rows: (M,) counts, and per stretch of receivers how many it has and their senders.
+    x: Tensor, key: Tensor, receivers: Tensor, row: Tensor, columns: tuple[int, int], reach: float
+) -> tuple[list[Tensor], list[Tensor]] | None:
+    """Neighbours of the receivers, part by part: how many each has, and the rows of its senders.
 
     Args:
-        x: (R, 3) float64, receivers first, both parts sorted by ``key``.
+        x: (R, 3) float64, sorted by ``key``.
         key: (R,).
+        receivers: (M,) places of them in that order, rising.
+        row: (R,) row number of each place.
         columns: along x and y.
-        m: receivers.
         reach: Å.
     """
-    device, n_rows = x.device, x.shape[0]
-    by_key, row = key.sort()
+    device, n_rows, m = x.device, x.shape[0], receivers.numel()
     # Blocks: up to L receivers that follow each other in one column.
-    own = key[:m].floor().to(torch.int64)
+    own = key[receivers].floor().to(torch.int64)
     start = torch.searchsorted(own, torch.arange(columns[0] * columns[1], device=device))
-    rank = torch.arange(m, device=device) - start[own]
-    first = ((rank % _LANES) == 0).nonzero().squeeze(-1)
+    first = (((torch.arange(m, device=device) - start[own]) % _LANES) == 0).nonzero().squeeze(-1)
     n_blocks = first.numel()
-    size = torch.cat([first[1:], first.new_tensor([m])]) - first
-    last = first + size - 1
-    begin, length = _stretches(x, by_key, own[first], x[first, 2], x[last, 2], columns, reach)
+    lanes = first.unsqueeze(1) + torch.arange(_LANES, device=device)
+    taken = lanes < torch.cat([first[1:], first.new_tensor([m])]).unsqueeze(1)
+    # A difference with NaN is within no reach: that is where empty lanes and places without a candidate are parked.
+    lanes = torch.where(taken, receivers[lanes.clamp_max(m - 1)], n_rows)
+    last = receivers[first + taken.sum(1) - 1]
+    first = receivers[first]
+    begin, length = _stretches(x, key, first, last, columns, reach)
     total = length.sum(1)
     most = int(total.max())
     if most > _MOST_CANDIDATES:
         return None
-    candidates = torch.full((n_blocks, most), n_rows, dtype=torch.int64, device=device)
-    stretch = torch.repeat_interleave(torch.arange(length.numel(), device=device), length.reshape(-1))
-    before = length.reshape(-1).cumsum(0) - length.reshape(-1)
-    offset = torch.arange(stretch.numel(), device=device) - before.index_select(0, stretch)
-    within = length.cumsum(1) - length
-    place = torch.arange(n_blocks, device=device).unsqueeze(1) * most + within
-    place = place.view(-1).index_select(0, stretch) + offset
-    candidates.view(-1)[place] = row.index_select(0, begin.reshape(-1).index_select(0, stretch) + offset)
-    # Where a receiver meets itself: in the middle stretch of its block.
-    block = torch.repeat_interleave(torch.arange(n_blocks, device=device), size)
-    at_key = torch.empty_like(row).index_copy_(0, row, torch.arange(n_rows, device=device))[:m]
-    itself = (block * _LANES + rank % _LANES) * most + (within - begin)[block, 4] + at_key
-    lanes = first.unsqueeze(1) + torch.arange(_LANES, device=device)
-    lanes = torch.where(lanes > last.unsqueeze(1), n_rows, lanes)
-    # A difference with NaN is within no reach: that is where empty lanes and places without a candidate are parked.
-    table = torch.cat([x, x.new_full((1, 3), torch.nan)])
+    table = torch.cat([x, x.new_full((most, 3), torch.nan)]).t().contiguous()
     limit = reach * reach + _MARGIN * _longest_square(x, columns, float((x[last, 2] - x[first, 2]).max()), reach)
-    counts, found = [], []
+    # What to add to a place in key order for its number among the candidates of the block's middle stretch.
+    middle = length[:, :4].sum(1) - begin[:, 4]
+    counts, senders = [], []
     step = max(1, _DISTANCES // (_LANES * most))
     # Made once: memory that is given back and asked for again at every turn costs as much as the arithmetic in it.
-    squares = torch.empty((min(step, n_blocks), _LANES, most), dtype=torch.float32, device=device)
+    squares = torch.empty(min(step, n_blocks) * _LANES * most, dtype=torch.float32, device=device)
     nears = torch.empty(squares.shape, dtype=torch.bool, device=device)
     for at in range(0, n_blocks, step):
-        cand, lane = candidates[at : at + step], lanes[at : at + step]
-        square, near = squares[: lane.shape[0]], nears[: lane.shape[0]].view(-1)
-        _square_distances(table, cand, lane, square)
-        torch.le(square.view(-1), limit, out=near)
-        done, stop = int(first[at]), int(last[min(at + step, n_blocks) - 1]) + 1
-        near[itself[done:stop] - at * _LANES * most] = False
-        # numpy finds them four times as fast as torch, without a copy.
-        hit = torch.from_numpy(np.flatnonzero(near.numpy())) if near.is_cpu else near.nonzero().squeeze(-1)
-        edge = torch.searchsorted(hit, torch.arange(lane.numel() + 1, device=device) * most)
-        n = edge.diff()
-        # The candidates of lane l of block b start at b·C, its distances at (b·L + l)·C.
-        slot = torch.arange(n.numel(), device=device)
-        hit -= torch.repeat_interleave((slot - slot // _LANES) * most, n)
-        counts.append(n[lane.view(-1) != n_rows])
-        found.append((stop - done, cand.view(-1).index_select(0, hit).to(torch.int32)))
-    return torch.cat(counts), found
+        part = slice(at, min(at + step, n_blocks))
+        lane, there, width = lanes[part], taken[part].view(-1), int(total[part].max())
+        square, near = squares[: lane.numel() * width], nears[: lane.numel() * width]
+        candidates = _candidates(begin[part], length[part], width, n_rows)
+        _square_distances(table, candidates, lane, square.view(-1, _LANES, width))
+        _within(square, limit, near)
+        # The distances of lane l of block b start at (b·L + l)·C. A receiver meets itself in the middle stretch.
+        slot = torch.arange(lane.numel(), device=device)
+        itself = (lane + middle[part].unsqueeze(1)).view(-1) + slot * width
+        near[itself[there]] = False
+        hit = _places(near)
+        n = torch.searchsorted(hit, torch.arange(slot.numel() + 1, device=device) * width).diff()
+        # The candidates of block b start at b·C.
+        hit -= torch.repeat_interleave((slot - slot // _LANES) * width, n)
+        counts.append(n[there])
+        senders.append(row.index_select(0, candidates.index_select(0, hit)).to(torch.int32))
+    return counts, senders
+
+
+def _within(square: Tensor, limit: float, near: Tensor) -> None:
+    """Mark what is at most ``limit``; numpy compares six times as fast as torch, on the same memory."""
+    if near.is_cpu:
+        np.less_equal(square.numpy(), np.float32(limit), out=near.numpy())
+    else:
+        torch.le(square, limit, out=near)
+
+
+def _places(near: Tensor) -> Tensor:
+    """Where the marks are, in order; numpy finds them four times as fast as torch."""
+    return torch.from_numpy(np.flatnonzero(near.numpy())) if near.is_cpu else near.nonzero().squeeze(-1)
+
+
+def _candidates(begin: Tensor, length: Tensor, width: int, n_rows: int) -> Tensor:
+    """(b · C) places in key order of what each block may meet: its stretches, then places past the last row."""
+    rest = width - length.sum(1, keepdim=True)
+    length = torch.cat([length, rest], 1).view(-1)
+    begin = torch.cat([begin, torch.full_like(rest, n_rows)], 1).view(-1)
+    shift = torch.repeat_interleave(begin - (length.cumsum(0) - length), length, output_size=rest.numel() * width)
+    return shift.add_(torch.arange(shift.numel(), device=begin.device))
 
 
 def _stretches(
-    x: Tensor, by_key: Tensor, column: Tensor, z_low: Tensor, z_high: Tensor, columns: tuple[int, int], reach: float
+    x: Tensor, key: Tensor, first: Tensor, last: Tensor, columns: tuple[int, int], reach: float
 ) -> tuple[Tensor, Tensor]:
-    """(B, 9) begin and length, in key order, of the rows near each block: its column and the eight around it."""
+    """(B, 9) begin and length of the rows near blocks from ``first`` to ``last``: their column and the eight around."""
     nx, ny = columns
     bottom = x[:, 2].amin()
     extent = (x[:, 2].amax() - bottom).clamp_min(1e-12)
     # A margin for the rounding of keys, which are as large as the number of columns.
     margin = 1e-9 + 1e-15 * nx * ny
-    low = 0.5 * ((z_low - reach - bottom) / extent).clamp(0.0, 1.0) - margin
-    high = 0.5 * ((z_high + reach - bottom) / extent).clamp(0.0, 1.0) + margin
+    low = 0.5 * ((x[first, 2] - reach - bottom) / extent).clamp(0.0, 1.0) - margin
+    high = 0.5 * ((x[last, 2] + reach - bottom) / extent).clamp(0.0, 1.0) + margin
     around = torch.cartesian_prod(torch.arange(-1, 2, device=x.device), torch.arange(-1, 2, device=x.device))
+    column = key[first].floor().to(torch.int64)
     ix, iy = column.unsqueeze(1) // ny + around[:, 0], column.unsqueeze(1) % ny + around[:, 1]
     inside = (ix >= 0) & (ix < nx) & (iy >= 0) & (iy < ny)
     where = (ix * ny + iy).to(torch.float64)
-    begin = torch.searchsorted(by_key, where + low.unsqueeze(1))
-    end = torch.searchsorted(by_key, where + high.unsqueeze(1), right=True)
+    begin = torch.searchsorted(key, where + low.unsqueeze(1))
+    end = torch.searchsorted(key, where + high.unsqueeze(1), right=True)
     return begin, torch.where(inside, end - begin, 0)
 
 
@@ -226,10 +240,16 @@ def _longest_square(x: Tensor, columns: tuple[int, int], block: float, reach: fl
 
 def _square_distances(table: Tensor, candidates: Tensor, lanes: Tensor, out: Tensor) -> None:
     """(b, L, C) float32 squared distances in Å² of each lane to each candidate, into ``out``."""
-    # In float32 only after the subtraction: places in a large box have too few digits for it.
-    centre = table[lanes[:, 0]].unsqueeze(1)
-    c = (table.index_select(0, candidates.reshape(-1)).view(*candidates.shape, 3) - centre).to(torch.float32)
-    p = (table.index_select(0, lanes.reshape(-1)).view(*lanes.shape, 3) - centre).to(torch.float32)
-    c2, p2 = c.square().sum(-1), p.square().sum(-1)
-    torch.baddbmm(p2.unsqueeze(-1), p, c.transpose(1, 2), alpha=-2.0, out=out)
-    out.add_(c2.unsqueeze(1))
+    b, n_lanes, width = out.shape
+    # One product: (−2 p, p², 1) · (c, 1, c²).
+    p = torch.ones(b, 5, n_lanes, dtype=torch.float32, device=out.device)
+    c = torch.ones(b, 5, width, dtype=torch.float32, device=out.device)
+    for a, column in enumerate(table):
+        # In float32 only after the subtraction: places in a large box have too few digits for it.
+        lane = column[lanes]
+        c[:, a] = column.index_select(0, candidates).view(b, width).sub_(lane[:, :1])
+        p[:, a] = lane - lane[:, :1]
+    torch.sum(c[:, :3].square(), 1, out=c[:, 4])
+    torch.sum(p[:, :3].square(), 1, out=p[:, 3])
+    p[:, :3] *= -2.0
+    torch.bmm(p.transpose(1, 2), c, out=out)
